@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit import Cluster, Group, MemoryProbe
-from labkit.launch import free
+from labkit.launch import unblock
 
 N_NUMBERS, MOST_S = 2_000, 1.0
 
@@ -53,7 +53,7 @@ def asked(every_s: float) -> Iterator[None]:
 
     def ask() -> None:
         while not over.wait(every_s):
-            free.position(main)
+            unblock.position(main)
 
     thread = threading.Thread(target=ask)
     if every_s:

@@ -27,7 +27,7 @@ import psutil
 
 from labkit import WorkerError
 from labkit.course.training.training import Order, train
-from labkit.parallel.saving import folder_of, folders
+from labkit.parallel.checkpoint_write import folder_of, folders
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig

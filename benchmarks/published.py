@@ -26,7 +26,16 @@ from typing import Any
 
 import machine
 
-from labkit.plan.compared import Compared, Held, compared, error_table, errors, held, memory_table, within
+from labkit.plan.compared_with_published import (
+    Compared,
+    Held,
+    compared,
+    error_table,
+    errors,
+    held,
+    memory_table,
+    within,
+)
 from labkit.plan.hardware import Hardware
 from labkit.plan.time import predict_step
 

@@ -116,7 +116,7 @@ def torch_dp(kind: str, group: Any) -> Contender:
 
 
 def ours_tp(kind: str, group: Any) -> Contender:
-    from labkit.parallel.split import GPT_PLAN, split
+    from labkit.parallel.tensor_plan import GPT_PLAN, split
     from labkit.parallel.vocab import vocab_parallel_cross_entropy
 
     model = split(model_for(group), GPT_PLAN, group)

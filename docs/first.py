@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from labkit import GPT, Cluster, GPTConfig, Group, Links, WorkerError, ZeRO3, ring
-from labkit.launch.watch import Autopsy
+from labkit.launch.hang_diagnosis import Autopsy
 from labkit.plan.collectives import sent_bytes
 from labkit.probe import film
 from labkit.probe.gather import BACKWARD, WHOLE, GatherFilm, GatherProbe

@@ -71,7 +71,7 @@ _ALSO = MappingProxyType(
         "course.widgets.play": "Play",
         "course.widgets.predict": "Predict",
         "launch.progress": "track",
-        "launch.watch": "Autopsy",
+        "launch.hang_diagnosis": "Autopsy",
         "plan.breakdown": "Item",
         "plan.link": "Link",
         "plan.schedule": "zero_bubble needs",

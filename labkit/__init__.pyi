@@ -7,8 +7,8 @@ from labkit.comm import ring as ring, tree as tree
 from labkit.comm.group import Group as Group
 from labkit.comm.ledger import Ledger as Ledger
 from labkit.comm.mesh import Mesh as Mesh
-from labkit.course.cards.mine import cards as cards
-from labkit.course.claims.shown import claims as claims
+from labkit.course.cards.own_cards import cards as cards
+from labkit.course.claims.shown_claims import claims as claims
 from labkit.course.exercises.check import (
     check as check,
     exercise as exercise,
@@ -23,8 +23,8 @@ from labkit.launch.reply import Reply as Reply, WorkerError as WorkerError
 from labkit.parallel.ddp import DDP as DDP
 from labkit.parallel.hsdp import HSDP as HSDP
 from labkit.parallel.pipeline import Pipeline as Pipeline
-from labkit.parallel.split import split as split
 from labkit.parallel.tensor import ColumnParallelLinear as ColumnParallelLinear, RowParallelLinear as RowParallelLinear
+from labkit.parallel.tensor_plan import split as split
 from labkit.parallel.zero1 import ZeRO1 as ZeRO1
 from labkit.parallel.zero2 import ZeRO2 as ZeRO2
 from labkit.parallel.zero3 import ZeRO3 as ZeRO3

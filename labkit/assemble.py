@@ -39,24 +39,24 @@ from torch import Tensor, nn
 from labkit.comm.fake import Nobody
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.parallel.coded import Codec
+from labkit.parallel.checkpoints import Parts, parts_of
 from labkit.parallel.compress import compressor
 from labkit.parallel.context import Context
+from labkit.parallel.data_parallel import DataParallel, MakeOptimizer
 from labkit.parallel.ddp import DDP
+from labkit.parallel.eight_bit_weights import Codec
 from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.offload import Offload
 from labkit.parallel.pipeline import Pipeline
-from labkit.parallel.saved import Parts, parts_of
-from labkit.parallel.split import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
-from labkit.parallel.sync import DataParallel, MakeOptimizer
+from labkit.parallel.tensor_plan import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
+from labkit.plan.expert_load import Load
 from labkit.plan.layout import Layout
-from labkit.plan.load import Load
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of

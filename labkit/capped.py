@@ -151,7 +151,7 @@ class Cap:
 
 
 class Capped:
-    """One rank's probe and its cap, entered around each call (an `Around` of launch/around.py)."""
+    """One rank's probe and its cap, entered around each call (an `Around` of launch/call_context.py)."""
 
     def __init__(self, probe: MemoryProbe, cap_bytes: int):
         self.probe, self.cap_bytes = probe, cap_bytes

@@ -22,9 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.tally import ROOTLESS, Row, Span
+from labkit.comm.traffic_by_line import ROOTLESS, Row, Span
+from labkit.launch.hang_diagnosis import lines, name_ranks
 from labkit.launch.script import ScriptRun, watch_script
-from labkit.launch.watch import lines, name_ranks
 from labkit.plan.breakdown import KINDS
 
 OBSERVER = "labkit.probe.sampled.Sampled"

@@ -40,7 +40,7 @@ PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
     """Some tests use torch's own fake mode, and others fork: see `count_devices`."""
-    from labkit.probe.reads import count_devices
+    from labkit.probe.fake_reads import count_devices
 
     count_devices()
 

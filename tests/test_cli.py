@@ -26,10 +26,10 @@ from labkit.course.machine import doctor
 from labkit.course.machine.doctor import Finding, MachineReport
 from labkit.course.server.headless import Channel, Jupyter
 from labkit.launch.gpu_facts import Gpu, GpuFacts
+from labkit.launch.hang_diagnosis import Autopsy
 from labkit.launch.progress import Bar
 from labkit.launch.reply import Failure
 from labkit.launch.verdict import Part, Verdict
-from labkit.launch.watch import Autopsy
 from tests.typed import typed
 from tests.waiting import LONG_S, until
 

@@ -17,8 +17,8 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.course.training.training import check_replicas
-from labkit.parallel import saved
-from labkit.parallel.coded_gradients import EightBitGradients
+from labkit.parallel import checkpoints
+from labkit.parallel.eight_bit_gradients import EightBitGradients
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import NARROW, SPLIT, TWO_STAGES, Recipe
 from labkit.train.config import GPTConfig
@@ -83,7 +83,7 @@ def one_rank(group, config, recipe, layout, folder, rows_of=batch):
         rows = rows_of(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
         tokens, targets, *documents = rows
         losses.append(step(tokens, targets, number, *documents))
-    saved.save(folder, STEPS, step.parts, mesh)
+    checkpoints.save(folder, STEPS, step.parts, mesh)
     return losses
 
 
@@ -91,7 +91,7 @@ def run(config, recipe, layout, tmp_path, rows_of=batch):
     """Losses of every rank, which are the same, and the whole weights."""
     found = run_threads(one_rank, layout.size, config, recipe, layout, tmp_path, rows_of)
     assert all(losses == found[0] for losses in found), "ranks report different losses"
-    return found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")
+    return found[0], checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")
 
 
 def apart(mine, theirs):
@@ -255,14 +255,14 @@ def test_muon_shampoo_and_few_key_heads_go_on_in_any_other_layout(config, more, 
             mesh = Mesh.connect(layout, group)
             step = assemble(config, replace(recipe, batch_size=16 if layout.dp != 3 else 18), mesh)
             if number:
-                saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
+                checkpoints.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
             rows = batch(recipe.seed, number, 0, 1, 16, CONFIG.seq)  # every rank has all rows
             loss = step(*rows, number)
-            saved.save(tmp_path, number + 1, step.parts, mesh)
+            checkpoints.save(tmp_path, number + 1, step.parts, mesh)
             return loss
 
         found.append(run_threads(one_step, Layout(*sizes).size)[0])
-    assert apart((found, saved.state_dict(tmp_path / "step-000003")), wanted) < 1e-11
+    assert apart((found, checkpoints.state_dict(tmp_path / "step-000003")), wanted) < 1e-11
 
 
 FROM_BOTH_ENDS = [
@@ -320,13 +320,13 @@ def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth,
             mesh = Mesh.connect(Layout(*sizes), group)
             step = assemble(CONFIG, replace(recipe, batch_size=16 * mesh.dp.size), mesh)
             if number:
-                saved.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
+                checkpoints.load(tmp_path / f"step-{number:06d}", step.parts, mesh)
             loss = step(*batch(recipe.seed, number, 0, 1, 16, CONFIG.seq), number)  # every rank of dp has all rows
-            saved.save(tmp_path, number + 1, step.parts, mesh)
+            checkpoints.save(tmp_path, number + 1, step.parts, mesh)
             return loss
 
         found.append(run_threads(one_step, Layout(*sizes).size)[0])
-    assert apart((found, saved.state_dict(tmp_path / "step-000003")), truth) < 1e-12
+    assert apart((found, checkpoints.state_dict(tmp_path / "step-000003")), truth) < 1e-12
 
 
 @pytest.mark.rest
@@ -334,7 +334,7 @@ def test_eight_real_processes_enter_a_pipeline_at_both_ends(truth, tmp_path, eig
     """Would catch what threads hide: sums over two ranks of a pipeline while its messages are under way."""
     recipe = recipe_of("zero1", "dualpipe", True, 4)
     found = [r.value for r in eight.run(one_rank, CONFIG, recipe, Layout(2, 4), str(tmp_path))]
-    assert apart((found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
+    assert apart((found[0], checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
 
 
 FIRST_SEQUENCES = [((2, 1, 2), "ddp"), ((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"), ((1, 2, 2), "zero2")]
@@ -572,11 +572,11 @@ def test_bf16_is_a_plain_loop_with_fp32_masters_bit_by_bit(strategy, n_ranks, pr
         step = assemble(CONFIG, replace(recipe, batch_size=4 * n_ranks), mesh)
         rows = [batch(recipe.seed, number, 0, 1, recipe.batch_size, CONFIG.seq) for number in range(STEPS)]
         losses = [step(*row, number) for number, row in enumerate(rows)]
-        saved.save(tmp_path, STEPS, step.parts, mesh)
+        checkpoints.save(tmp_path, STEPS, step.parts, mesh)
         return losses
 
     losses = run_threads(one_of_twins, n_ranks)[0]
-    assert apart((losses, saved.state_dict(tmp_path / f"step-{STEPS:06d}")), one_process(CONFIG, recipe)) == 0
+    assert apart((losses, checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")), one_process(CONFIG, recipe)) == 0
 
 
 def test_fp32_gradients_are_added_up_in_fp32():
@@ -622,7 +622,7 @@ def test_eight_real_processes_in_three_dimensions(strategy, schedule, checkpoint
     recipe = recipe_of(strategy, schedule, checkpointing, 3)
     found = [r.value for r in eight.run(one_rank, CONFIG, recipe, Layout(2, 2, 2), str(tmp_path))]
     assert all(losses == found[0] for losses in found)
-    assert apart((found[0], saved.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
+    assert apart((found[0], checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
 
 
 @pytest.fixture(scope="module")
@@ -735,9 +735,9 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
         mesh = Mesh.connect(layout, group)
         step = assemble(CONFIG, recipe, mesh)
         if number:
-            assert saved.load(saved.latest(tmp_path), step.parts, mesh)["step"] == number
+            assert checkpoints.load(checkpoints.latest(tmp_path), step.parts, mesh)["step"] == number
         loss = step(*batch(0, number, mesh.dp.rank, mesh.dp.size, 12, CONFIG.seq), number)
-        saved.save(tmp_path, number + 1, step.parts, mesh)
+        checkpoints.save(tmp_path, number + 1, step.parts, mesh)
         return loss
 
     for start in range(3):
@@ -747,7 +747,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
             strategy, sizes, shard = next(ways)
             recipe = Recipe(strategy, batch_size=12, n_micro=2, precision="fp64", clip_norm=0.5, shard_ranks=shard)
             losses.append(run_threads(go_on, Layout(*sizes).size, recipe, Layout(*sizes), number)[0])
-        found = losses, saved.state_dict(saved.latest(tmp_path))
+        found = losses, checkpoints.state_dict(checkpoints.latest(tmp_path))
         assert apart(found, want) < 1e-12, f"round {start}"
 
 

@@ -15,12 +15,12 @@ from labkit import Cluster
 from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel import saved
-from labkit.parallel.coded_gradients import EightBitGradients
+from labkit.parallel import checkpoints
+from labkit.parallel.eight_bit_gradients import EightBitGradients
 from labkit.parallel.expert import layers_of
+from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
-from labkit.plan.wire import ExpertLoad, sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
@@ -68,20 +68,20 @@ def one_process(config, recipe):
 def one_rank(group, config, recipe, layout, folder, start=None):
     mesh = Mesh.connect(layout, group)
     step, losses = assemble(config, recipe, mesh), []
-    first = saved.load(start, step.parts, mesh)["step"] if start else 0
+    first = checkpoints.load(start, step.parts, mesh)["step"] if start else 0
     for number in range(first, STEPS):
         rows = batch(recipe.seed, number, mesh.dp.rank, mesh.dp.size, recipe.batch_size, config.seq)
         losses.append(step(*(x % config.vocab for x in rows), number))
         if number == 0 and not start:
-            saved.save(folder / "first", 1, step.parts, mesh)
-    saved.save(folder, STEPS, step.parts, mesh)
+            checkpoints.save(folder / "first", 1, step.parts, mesh)
+    checkpoints.save(folder, STEPS, step.parts, mesh)
     return losses
 
 
 def train(config, recipe, layout, folder, start=None):
     ranks = run_threads(one_rank, layout.size, config, recipe, layout, folder, start, timeout_s=60)
     assert all(losses == ranks[0] for losses in ranks), "ranks report different losses"
-    return ranks[0], saved.state_dict(folder / f"step-{STEPS:06d}")
+    return ranks[0], checkpoints.state_dict(folder / f"step-{STEPS:06d}")
 
 
 EVERY = [

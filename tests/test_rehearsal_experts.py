@@ -15,13 +15,13 @@ import torch
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import layers_of
+from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
+from labkit.plan.expert_load import Load
 from labkit.plan.layout import Layout
-from labkit.plan.load import Load
 from labkit.plan.matrices import sent_over
 from labkit.plan.rank import Rank
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.wire import ExpertLoad, sent_per_step
 from labkit.probe.rehearsal import run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
@@ -266,7 +266,8 @@ OVER_CP = [
 )
 def test_the_law_counts_experts_beside_attention_over_ranks(case, more):
     """Would catch copies of a whole row's tokens in the place of a part's, and a share of an expert's gradients or
-    state that is not among all ranks of cp. Attention over ranks itself is known within 3% (tests/plan/test_reach.py).
+    state that is not among all ranks of cp. Attention over ranks itself is known within 3%
+    (tests/plan/test_context_memory.py).
     """
     name, layout, strategy, options = case
     recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **options)

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.comm.libraries import within
-from labkit.launch.around import Around, MakesAround
+from labkit.launch.call_context import Around, MakesAround
 
 FROM_HOST = (torch.from_numpy, torch.frombuffer)
 """Makers of tensors which know no `device=`."""
@@ -91,7 +91,7 @@ class Watches:
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """What a watched rank is in while it runs a call (an `Around` of launch/around.py)."""
+    """What a watched rank is in while it runs a call (an `Around` of launch/call_context.py)."""
 
     def __init__(self, other: Around | None, log: str):
         self.other, self.log = other, log

@@ -46,7 +46,7 @@ def cards(
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and make cards of it.")] = False,
 ) -> None:
     """Review cards: space shows the answer, 1 to 5 say how it went, q ends."""
-    from labkit.course.cards.mine import cards as mine
+    from labkit.course.cards.own_cards import cards as mine
     from labkit.course.machine.doctor import doctor
 
     console = Console()

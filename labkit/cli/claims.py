@@ -80,7 +80,7 @@ def _run(chosen: Iterable[Claim]) -> Iterator[Result]:
 
 
 def _stored(chosen: Iterable[Claim]) -> Iterable[Result]:
-    from labkit.course.claims.shown import claims as shown
+    from labkit.course.claims.shown_claims import claims as shown
 
     return shown(*(claim.id for claim in chosen), stored=True)
 

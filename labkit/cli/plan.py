@@ -95,7 +95,7 @@ def _plans(
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
     from labkit.plan.explain import COLUMNS, explain, heading, refusals, rows
-    from labkit.plan.near import told as published_near
+    from labkit.plan.nearest_runs import told as published_near
     from labkit.plan.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
@@ -149,7 +149,7 @@ def _budget(
 ) -> None:
     """The days of `n` devices, or the devices of so many days."""
     from labkit.plan.budget import count_of, days_of, devices_of
-    from labkit.plan.near import told
+    from labkit.plan.nearest_runs import told
 
     total = count_of(tokens)
     with under_way(f"comparing the layouts of {shape.name} on {hardware.name}"):
@@ -167,7 +167,7 @@ def _budget(
 
 def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
-    from labkit.plan.compared import compared, error_table, errors, experts_table, held, memory_table
+    from labkit.plan.compared_with_published import compared, error_table, errors, experts_table, held, memory_table
 
     with under_way("predicting the published runs"):
         runs = compared()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from labkit.comm import hops, ring
+from labkit.comm import by_messages, ring
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 
@@ -131,8 +131,8 @@ def group_on(exchange: Exchange, axis: str, ranks: tuple[int, ...], rank: int, l
         "reduce_scatter": ring.reduce_scatter,
         "all_gather": ring.all_gather,
         "broadcast": ring.broadcast,
-        "all_to_all": hops.all_to_all,
-        "barrier": hops.barrier,
+        "all_to_all": by_messages.all_to_all,
+        "barrier": by_messages.barrier,
     }
     return Group(axis, ranks, rank, wire, algorithms, ledger)
 

@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from labkit.comm.attach import PAGE, Memory, bytes_of, slots
 from labkit.comm.message import DTYPES, EAGER_BYTES, MOST_DIMS, SLAB_BYTES, code_of, misfit
+from labkit.comm.process_memory import PAGE, Memory, bytes_of, slots
 
 LOOK_S, HELD_S = 0.05, 0.001
 """A sleep at most, and if letters are kept for which there was no room: nobody rings when there is."""

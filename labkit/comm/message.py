@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from labkit.comm.lent import Lent
+from labkit.comm.checked_loan import Lent
 
 SLAB_BYTES = 4096
 HEADER = struct.Struct("<BB8q3d")  # dtype code, number of dims, up to 8 sizes, stamp of the lane

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from labkit.comm import loops
+from labkit.comm import gloo_threads
 from labkit.comm.private import private
 
 TIMEOUT_S = 1800.0
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 class ProcessGroups:
     """The groups of one generation, seen from one rank. With the name of the network `interface`, gloo's threads sleep
-    while nothing happens (loops.py). `machine` is what NCCL takes for this one's name, by default the host's."""
+    while nothing happens (gloo_threads.py). `machine` is what NCCL takes for this one's name, by default the host's."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ProcessGroups:
         if self.on_device:
             uuid = str(torch.cuda.get_device_properties(self.device).uuid)
             refuse_one_gpu(store, self.rank, self.size, (self.machine, uuid))
-        with loops.asleep(self.interface):
+        with gloo_threads.asleep(self.interface):
             dist.init_process_group(
                 self.backend, rank=self.rank, world_size=self.size, store=store, timeout=self.limit, **extra
             )
@@ -116,7 +116,7 @@ class ProcessGroups:
         to one that is no member it is of no use."""
         pair = self.formed.get((axis, ranks))
         if pair is None:
-            with loops.asleep(self.interface):
+            with gloo_threads.asleep(self.interface):
                 group = dist.new_group(list(ranks))
                 pair = Pair(group, self._beside(axis, ranks) or group)
             self.formed[axis, ranks] = pair
@@ -175,7 +175,7 @@ class ProcessGroups:
     def stop(self) -> None:
         """Leave every process group, whatever state it is in. NCCL's are aborted: to destroy one waits for all that it
         has under way, and for ranks that will not come."""
-        with loops.hurried():
+        with gloo_threads.hurried():
             self.formed.clear()
             self.beside = self.store = None
             if dist.is_initialized():
@@ -260,7 +260,9 @@ def apart(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """gloo between those who meet at `store`, in none of torch's lists of groups: what another group stands on."""
     made = dist.ProcessGroup(store, rank, size)
     private("torch.distributed.ProcessGroup._set_default_backend")(made)(dist.ProcessGroup.BackendType.GLOO)
-    gloo = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)  # the patient one, see loops.py
+    gloo = dist.distributed_c10d.ProcessGroupGloo(
+        store, rank, size, timeout=timeout
+    )  # the patient one, see gloo_threads.py
     private("torch.distributed.ProcessGroup._register_backend")(made)(
         torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
     )

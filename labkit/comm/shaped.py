@@ -14,7 +14,7 @@ Collectives are labkit's own over such messages, since gloo's know nothing of th
 
 Edges are those between global ranks, so the groups of a mesh are shaped as their world is. `verb_start` runs in a
 thread of the group, one verb after the other, as a stream of NCCL does: a backward pass overlaps with it for real. A
-tensor that changes while it is on its way is noticed (lent.py), since here it would only sometimes show.
+tensor that changes while it is on its way is noticed (checked_loan.py), since here it would only sometimes show.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 
 from torch import Tensor
 
-from labkit.comm import hops, ring
+from labkit.comm import by_messages, ring
+from labkit.comm.checked_loan import Lent
 from labkit.comm.group import Algorithm, Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.lent import Lent
 from labkit.comm.message import Handle, Lane, Wire
 from labkit.comm.stream import Apart, Started, Stream
 from labkit.comm.traffic import Traffic
@@ -51,10 +51,10 @@ class Shaped:
         self.stream, self.n = Stream(), len(ranks)
         self.all_reduce, self.reduce_scatter = self._in_order(ring.all_reduce), self._in_order(ring.reduce_scatter)
         self.all_gather, self.broadcast = self._in_order(ring.all_gather), self._in_order(ring.broadcast)
-        self.all_to_all = self._in_order(hops.all_to_all)
+        self.all_to_all = self._in_order(by_messages.all_to_all)
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
         self.verbs: dict[str, Algorithm] = {name: getattr(self, name) for name in names}
-        self.verbs |= {"barrier": self._in_order(hops.barrier)}
+        self.verbs |= {"barrier": self._in_order(by_messages.barrier)}
         inside = copy(self)
         inside.lends = (
             False  # a verb is checked as a whole, at its end: an error in its middle would leave others waiting
@@ -116,7 +116,7 @@ class Shaped:
         lent = Lent(x, "the tensor of an all_to_all")
 
         def swap() -> Tensor:
-            parts = hops.all_to_all(x, self.apart)
+            parts = by_messages.all_to_all(x, self.apart)
             lent.give_back()
             return parts
 

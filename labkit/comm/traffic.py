@@ -3,7 +3,7 @@
 The bytes themselves take the real wire, at once. What is shaped is when they count as arrived:
 
     handed over at t        the edge carries its messages one after the other,        arrived: last byte + alpha
-    ────┬──────────────────  as fast as `rates` of plan/share.py allows ────────────────┬───────────
+    ────┬──────────────────  as fast as `rates` of plan/fair_share.py allows ────────────────┬───────────
         │ booked += bytes                                         served reaches the mark
         └ mark = booked                                           of the message
 
@@ -34,9 +34,9 @@ from array import array
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from labkit.comm.allocated import allocated
 from labkit.comm.message import Stamp
-from labkit.plan.share import rates
+from labkit.comm.preallocated_file import allocated
+from labkit.plan.fair_share import rates
 from labkit.plan.topology import Links
 
 LOOK_S = 4e-3

@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.comm.allocated import allocated
 from labkit.comm.libraries import within
+from labkit.comm.preallocated_file import allocated
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Call
-    from labkit.launch.around import Around
+    from labkit.launch.call_context import Around
 
 PAGE = 8192
 _HEAD = struct.Struct("<QQQdddd")  # call id, verbs done, depth, entered at, progress, total, alive at

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.launch import output, watch
+from labkit.launch import hang_diagnosis, output
 from labkit.launch.advice import DEVICE_LOST, advice
 from labkit.launch.blackbox import Position
 from labkit.launch.progress import CallBar
@@ -50,7 +50,7 @@ class Call:
         self.answers: dict[int, tuple[Answer, list[Any]]] = {}
         self.deaths: dict[int, Ended] = {}
         self.positions: dict[int, Position | None] = {}
-        self.autopsy: watch.Autopsy | None = None
+        self.autopsy: hang_diagnosis.Autopsy | None = None
         self.reason: str | None = None
         self.freed = False
         self.replaced: Sequence[int] = ()
@@ -117,7 +117,7 @@ class Call:
         )
         if life != self.life:
             self.life, self.life_at = life, now
-        autopsy = watch.diagnose(seen)
+        autopsy = hang_diagnosis.diagnose(seen)
         stuck = autopsy and [
             (w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done)
             for w in autopsy.ranks
@@ -129,28 +129,28 @@ class Call:
             self.autopsy, self.reason = autopsy, autopsy.headline
         elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
             headline = f"Time-out: for {self.timeout_s:g} s no rank finished a verb, printed or returned."
-            self.autopsy, self.reason = watch.Autopsy(headline, tuple(seen), tuple(self.pending)), headline
+            self.autopsy, self.reason = hang_diagnosis.Autopsy(headline, tuple(seen), tuple(self.pending)), headline
             self.reason += " If this is honest work, give the cluster a longer timeout_s."
         elif not self.told_straggler:
             self._straggler(seen)
 
-    def _gone(self, autopsy: watch.Autopsy) -> bool:
+    def _gone(self, autopsy: hang_diagnosis.Autopsy) -> bool:
         """True if a rank that is stuck waits for one that will never come."""
         awaited = {b for a, b in autopsy.waits if a in autopsy.stuck}
         return any(autopsy.ranks[rank].state in ("finished", "raised", "dead", "idle") for rank in awaited)
 
-    def _straggler(self, seen: Sequence[watch.Whereabouts]) -> None:
+    def _straggler(self, seen: Sequence[hang_diagnosis.Whereabouts]) -> None:
         patient = [rank for rank in seen if rank.state == "waiting" and rank.seconds > STRAGGLER_S and rank.waits_for]
         if patient:
             self.told_straggler = True
             late = [str(seen[rank]) for rank in patient[0].waits_for if seen[rank].state == "running"]
-            names = watch.name_ranks([waiting.rank for waiting in patient])
+            names = hang_diagnosis.name_ranks([waiting.rank for waiting in patient])
             print(
                 f"{names} waiting in {patient[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
                 flush=True,
             )
 
-    def seen(self) -> list[watch.Whereabouts]:
+    def seen(self) -> list[hang_diagnosis.Whereabouts]:
         """The whereabouts of every rank of the cluster at this moment."""
         now = time.monotonic()
         whereabouts = []
@@ -165,8 +165,8 @@ class Call:
             elif rank not in self.ranks:
                 state = "idle"
             position, box = self.positions.get(rank), self.processes.box
-            whereabouts.append(watch.observe(box, rank, state, position, now, detail, self.call_id))
-        return watch.join_torch(whereabouts)
+            whereabouts.append(hang_diagnosis.observe(box, rank, state, position, now, detail, self.call_id))
+        return hang_diagnosis.join_torch(whereabouts)
 
     @property
     def without_device(self) -> list[int]:
@@ -183,7 +183,7 @@ class Call:
             deadline = time.monotonic() + 0.1
             while any(rank not in self.positions for rank in asked) and time.monotonic() < deadline:
                 self._take(self.processes.poll(0.02))
-            self.autopsy = watch.Autopsy("", tuple(self.seen()), ())
+            self.autopsy = hang_diagnosis.Autopsy("", tuple(self.seen()), ())
 
     # -- freeing the ranks -------------------------------------------------------------------------------------------
 
@@ -218,13 +218,13 @@ def stopped(call: Call) -> str:
     stood = call.autopsy.ranks if call.autopsy else ()
     lines = [
         "Stopped.",
-        *(f"  {line}" for line in watch.lines(stance for stance in stood if stance.rank in call.ranks)),
+        *(f"  {line}" for line in hang_diagnosis.lines(stance for stance in stood if stance.rank in call.ranks)),
     ]
     if call.replaced:
         left = (
             "; the others kept their names" if len(call.replaced) < call.processes.n_ranks else ": their names are gone"
         )
-        return "\n".join([*lines, f"{watch.name_ranks(call.replaced)} had to be replaced{left}."])
+        return "\n".join([*lines, f"{hang_diagnosis.name_ranks(call.replaced)} had to be replaced{left}."])
     return "\n".join([*lines, "All ranks are still there, with their names."])
 
 
@@ -242,27 +242,27 @@ def error_of(call: Call) -> WorkerError | None:
     failures = {rank: answer.failure for rank, (answer, _) in call.answers.items() if answer.failure is not None}
     if not failures and not call.deaths and call.reason is None:
         return None
-    autopsy = call.autopsy or watch.Autopsy("", tuple(call.seen()), ())
+    autopsy = call.autopsy or hang_diagnosis.Autopsy("", tuple(call.seen()), ())
     rank, reason = _root(call, failures, autopsy)
     if not autopsy.headline:
-        autopsy = watch.Autopsy(reason, autopsy.ranks, autopsy.stuck)
+        autopsy = hang_diagnosis.Autopsy(reason, autopsy.ranks, autopsy.stuck)
     notes = []
     if call.replaced:
-        names = watch.name_ranks(call.replaced)
+        names = hang_diagnosis.name_ranks(call.replaced)
         notes.append(f"A fresh process took the place of {names} (its names are gone); the other ranks kept theirs.")
     if call.without_device:
-        notes.append(DEVICE_LOST.format(ranks=watch.name_ranks(call.without_device)))
+        notes.append(DEVICE_LOST.format(ranks=hang_diagnosis.name_ranks(call.without_device)))
     if rank in failures:
         notes += advice(failures[rank].message)
     cause = {rank: failures[rank]} if rank in failures and _is_cause(rank, failures[rank], autopsy) else {}
     return WorkerError(rank, reason, {**{r: f for r, f in failures.items() if r != rank}, **cause}, autopsy, notes)
 
 
-def _is_cause(rank: int, failure: Failure, autopsy: watch.Autopsy) -> bool:
+def _is_cause(rank: int, failure: Failure, autopsy: hang_diagnosis.Autopsy) -> bool:
     return not failure.collateral and autopsy.ranks[rank].state == "raised"
 
 
-def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> tuple[int, str]:
+def _root(call: Call, failures: dict[int, Failure], autopsy: hang_diagnosis.Autopsy) -> tuple[int, str]:
     if call.reason is not None:
         gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
         return (gone or list(autopsy.stuck) or call.ranks)[0], call.reason
@@ -271,7 +271,7 @@ def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> t
         first = failures[own[0]]
         same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
         where = call.processes.where(own[0]) if len(same) == 1 else ""
-        return own[0], f"{watch.name_ranks(same)}{where} raised {first.kind}: {first.message}"
+        return own[0], f"{hang_diagnosis.name_ranks(same)}{where} raised {first.kind}: {first.message}"
     if call.deaths:
         rank, ended = next(iter(call.deaths.items()))
         suspicion = _suspicion(ended, autopsy, call.processes.devices[rank])
@@ -280,7 +280,7 @@ def _root(call: Call, failures: dict[int, Failure], autopsy: watch.Autopsy) -> t
     return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
 
 
-def _suspicion(ended: Ended, autopsy: watch.Autopsy, device: str) -> str:
+def _suspicion(ended: Ended, autopsy: hang_diagnosis.Autopsy, device: str) -> str:
     if ended.signal != "SIGABRT" or device != "cpu":
         return ""
     last = "; ".join(f"rank {stance.rank} in {stance.call} {stance.shape}" for stance in autopsy.ranks if stance.call)

@@ -20,7 +20,7 @@ from labkit.launch.advice import likely_name
 from labkit.launch.extras import explain
 
 if TYPE_CHECKING:
-    from labkit.launch.watch import Autopsy
+    from labkit.launch.hang_diagnosis import Autopsy
 
 SHOWN = (ValueError, AttributeError, RuntimeError, ModuleNotFoundError)
 """Kinds of errors that are looked at: refusals, unknown names, failed calls, packages that are not installed."""

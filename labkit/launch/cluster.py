@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from labkit.launch import places, serialize
-from labkit.launch.around import MakesAround
+from labkit.launch import serialize, working_folders
 from labkit.launch.call import Call, error_of, stopped, undelivered
-from labkit.launch.choice import Choice, choose
+from labkit.launch.call_context import MakesAround
+from labkit.launch.device_choice import Choice, choose
 from labkit.launch.joined import JoinedRanks
 from labkit.launch.rank_processes import RankProcesses
 from labkit.launch.ranks import Ranks
@@ -48,7 +48,7 @@ class BareCluster:
                    "nccl": NCCL between ranks that share one GPU, each of which passes for a machine of its own
     blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
-    around         made once in each rank and entered around each of its calls (launch/around.py)
+    around         made once in each rank and entered around each of its calls (launch/call_context.py)
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
     such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
@@ -72,7 +72,7 @@ class BareCluster:
     ):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-        places.check()
+        working_folders.check()
 
         def start() -> None:
             choice = choose(n_ranks, device, links=links, around=around, wire=wire, proof=proved)

@@ -1,7 +1,7 @@
 """Ranks that somebody else has started, on this machine or on others: the notebook's end.
 
-Each rank has a post (post.py) that dials the one TCP port which listens here. ZeroMQ lets in only who has the keys of
-the ticket, so nothing is unpickled before that. A rank is known by its number, its process and its generation:
+Each rank has a post (rank_proxy.py) that dials the one TCP port which listens here. ZeroMQ lets in only who has the
+keys of the ticket, so nothing is unpickled before that. A rank is known by its number, its process and its generation:
 
     hello      a post that is new. Another process that had this rank is given up
     all here   a generation: rank 0's post serves torch's store, all ranks meet in it
@@ -26,14 +26,14 @@ from typing import Any
 
 import zmq
 
-from labkit.launch import places, ticket, watch
+from labkit.launch import hang_diagnosis, join_file, working_folders
 from labkit.launch.blackbox import PAGE, BlackBox
-from labkit.launch.choice import Choice
-from labkit.launch.gate import Gate
-from labkit.launch.letters import Letters
+from labkit.launch.device_choice import Choice
+from labkit.launch.join_file import Ticket
+from labkit.launch.join_port import Gate
 from labkit.launch.output import Tail
 from labkit.launch.ranks import Event, Ranks
-from labkit.launch.ticket import Ticket
+from labkit.launch.reliable_messages import Letters
 from labkit.launch.versions import boot, versions
 from labkit.launch.warden import Ended
 
@@ -90,13 +90,13 @@ class JoinedRanks(Ranks):
         self.poller.register(self.router, zmq.POLLIN)
         token = secrets.token_hex(4)
         self.file = Path(file or Path.home() / ".labkit" / f"join-{token}.json").absolute()
-        names = ticket.addresses(host, self.gate.port)
+        names = join_file.addresses(host, self.gate.port)
         try:
-            ticket.write(self.file, Ticket(token, n_ranks, names, *self.gate.public))
+            join_file.write(self.file, Ticket(token, n_ranks, names, *self.gate.public))
         except BaseException:
             self._shut()
             raise
-        self.folder = places.private_folder()
+        self.folder = working_folders.private_folder()
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
         self.tails = [Tail(self.folder, rank) for rank in range(n_ranks)]
         meet = f"--nnodes {nodes} --rdzv-id {token} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29400"
@@ -407,7 +407,7 @@ class JoinedRanks(Ranks):
             return f"All {self.n_ranks} ranks have joined: {self._by_node()}."
         if not fresh:
             return ""
-        names = watch.name_ranks(sorted(fresh))
+        names = hang_diagnosis.name_ranks(sorted(fresh))
         return (
             f"{names[0].upper()}{names[1:]} came anew from the engine ({self._by_node()}): what was kept there is gone."
         )
@@ -416,7 +416,7 @@ class JoinedRanks(Ranks):
         ranks: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             ranks.setdefault(node, []).append(rank)
-        return "; ".join(f"{watch.name_ranks(there)} on node {node}" for node, there in ranks.items())
+        return "; ".join(f"{hang_diagnosis.name_ranks(there)} on node {node}" for node, there in ranks.items())
 
     def _name_nodes(self) -> tuple[str, ...]:
         """The host name of each rank's machine; with the engine's number of the node where two have the same name."""

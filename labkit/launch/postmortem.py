@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.comm.dumps import Dump, Message, Record
-from labkit.comm.meetings import Meeting, meetings, members_of, told, unmet
+from labkit.comm.matched_collectives import Meeting, meetings, members_of, told, unmet
 from labkit.launch.blackbox import Position
-from labkit.launch.watch import Autopsy, Whereabouts, name_ranks
+from labkit.launch.hang_diagnosis import Autopsy, Whereabouts, name_ranks
 
 MEETING_CALLS = ("init_process_group", "new_group", "monitored_barrier", "split_group")
 """Calls of torch that all ranks must make, and that the flight recorder does not keep."""

@@ -21,11 +21,11 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import attach
-from labkit.launch import places, system
-from labkit.launch.around import MakesAround
+from labkit.comm import process_memory
+from labkit.launch import system, working_folders
 from labkit.launch.blackbox import BlackBox
-from labkit.launch.choice import Choice
+from labkit.launch.call_context import MakesAround
+from labkit.launch.device_choice import Choice
 from labkit.launch.endpoints import endpoints_of
 from labkit.launch.output import Tail
 from labkit.launch.ranks import Event, Ranks
@@ -138,9 +138,9 @@ class RankProcesses(Channels):
         blocking: bool = True,
     ):
         self.n_ranks, self.owner = n_ranks, os.getpid()
-        cwd = places.working_folder()
+        cwd = working_folders.working_folder()
         warden, can_fork = zygote().warden(), zygote().ready().can_fork
-        self.folder = places.private_folder()
+        self.folder = working_folders.private_folder()
         try:
             self.box = BlackBox(os.path.join(self.folder, "blackbox"), n_ranks, create=True)
         except BaseException:
@@ -210,7 +210,7 @@ class RankProcesses(Channels):
         """A new generation: dead ranks (or `everybody`) get fresh processes, all meet again. Returns the replaced.
 
         ValueError if the folder in which they work is gone."""
-        places.check_there(self.spec["cwd"])
+        working_folders.check_there(self.spec["cwd"])
         for attempt in range(2):
             replaced = [rank for rank in range(self.n_ranks) if everybody or not self.alive(rank)]
             self.kill(replaced)
@@ -239,7 +239,7 @@ class RankProcesses(Channels):
         fd = None
         if self.wire == "shared":
             try:
-                fd = attach.room(self.n_ranks)
+                fd = process_memory.room(self.n_ranks)
             except OSError as error:
                 print(f"No shared memory for the ranks ({error}): their messages go over gloo.", flush=True)
         try:
@@ -278,7 +278,7 @@ class RankProcesses(Channels):
         printed = "".join(
             "".join(f"  rank {t.rank} printed: {line}\n" for line in t.lines(end=True)[-5:]) for t in self.tails
         )
-        lines += [want] if (want := places.want_of_room(self.folder)) else []
+        lines += [want] if (want := working_folders.want_of_room(self.folder)) else []
         return "\n".join(lines) + ("\n" + printed if printed else "")
 
     def endpoints(self) -> frozenset[tuple[str, int]]:

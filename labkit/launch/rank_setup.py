@@ -20,7 +20,7 @@ import warnings
 from typing import Any
 
 from labkit.comm.private import UntriedTorch
-from labkit.launch import places, system
+from labkit.launch import system, working_folders
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -60,7 +60,7 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(variables(spec))
     system.open_files()
-    places.shorten_sockets(os.path.dirname(spec["blackbox"]))
+    working_folders.shorten_sockets(os.path.dirname(spec["blackbox"]))
     import torch
 
     torch.set_num_threads(spec["threads"])

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.comm.libraries import within
 from labkit.launch.advice import likely_name
+from labkit.launch.hang_diagnosis import lines
 from labkit.launch.serialize import written
-from labkit.launch.watch import lines
 
 if TYPE_CHECKING:
     from labkit.comm.ledger import Ledger
-    from labkit.launch.watch import Autopsy
+    from labkit.launch.hang_diagnosis import Autopsy
 
 _OURS = ("labkit/launch/", "labkit/comm/group.py", "labkit/comm/message.py")
 _CONNECTION = re.compile(

@@ -32,11 +32,11 @@ import psutil
 
 from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
-from labkit.comm.meeting_point import HOST
-from labkit.comm.tally import Share, Tally
-from labkit.launch import output, places, system, watch
+from labkit.comm.rendezvous_store import HOST
+from labkit.comm.traffic_by_line import Share, Tally
+from labkit.launch import hang_diagnosis, output, system, working_folders
 from labkit.launch.blackbox import Position
-from labkit.launch.choice import choose
+from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
 from labkit.launch.reply import Failure, WorkerError
@@ -79,7 +79,7 @@ class ScriptRun:
     seen: dict[int, Any] = field(repr=False)
     messages: dict[tuple[str, Frame], dict[int, Share]] = field(repr=False)
     error: WorkerError | None = None
-    autopsy: watch.Autopsy | None = None
+    autopsy: hang_diagnosis.Autopsy | None = None
     found_s: float | None = None
 
     @property
@@ -110,7 +110,7 @@ def watch_script(
     words = tuple(str(word) for word in arguments)
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-    places.check()
+    working_folders.check()
     choice = choose(n_ranks, "cpu")
     processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
     watched = Watched(processes, n_ranks, timeout_s)
@@ -122,7 +122,7 @@ def watch_script(
         return watched.run(str(file), words)
     except KeyboardInterrupt:
         watched.show(end=True)
-        print("\n".join(["Stopped.", *(f"  {line}" for line in watch.lines(watched.stances))]), flush=True)
+        print("\n".join(["Stopped.", *(f"  {line}" for line in hang_diagnosis.lines(watched.stances))]), flush=True)
         raise
     finally:
         processes.close()
@@ -141,8 +141,8 @@ class Watched:
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
         self.positions: dict[int, tuple[Position | None, list[Message], Dump | None]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
-        self.stances: tuple[watch.Whereabouts, ...] = ()
-        self.autopsy: watch.Autopsy | None = None
+        self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
+        self.autopsy: hang_diagnosis.Autopsy | None = None
         self.reason: str | None = None
         self.port: int | None = None
         self.failed_at: float | None = None
@@ -313,21 +313,21 @@ class Watched:
         )
         if life != self.life:
             self.life, self.life_at = life, now
-        autopsy = watch.diagnose(self.stances)
+        autopsy = hang_diagnosis.diagnose(self.stances)
         stuck = autopsy and [(s.rank, s.call, s.line, s.waits_for) for s in autopsy.ranks if s.rank in autopsy.stuck]
         if stuck != self.stuck:
             self.stuck, self.stuck_since = stuck, now
         if autopsy is not None and self.failed_at is None and now - self.stuck_since >= SURE_S:
             because = reasons(self._dumps())[:1]
             self.reason = " ".join([autopsy.headline, *(f"The {because[0]}." for _ in because)])
-            self.autopsy = watch.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
+            self.autopsy = hang_diagnosis.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
             self.found_s = now - self.life_at
         elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
             self.reason = (
                 f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. If this is "
                 "honest work, give it a longer --timeout."
             )
-            self.autopsy = watch.Autopsy(self.reason, self.stances, tuple(self.pending))
+            self.autopsy = hang_diagnosis.Autopsy(self.reason, self.stances, tuple(self.pending))
         else:
             self._straggler()
         self.processes.ask([rank for rank in self.pending if rank not in self.over], "where")
@@ -335,7 +335,7 @@ class Watched:
     def _dumps(self) -> list[Dump]:
         return self.tally.dumps([position[2] for position in self.positions.values() if position[2] is not None])
 
-    def _whereabouts(self) -> list[watch.Whereabouts]:
+    def _whereabouts(self) -> list[hang_diagnosis.Whereabouts]:
         stands = []
         for rank in range(self.n_ranks):
             state, detail = "running", ""
@@ -359,7 +359,7 @@ class Watched:
             return
         first = waiting[0]
         late = [str(self.stances[r]) for r in first.waits_for if self.stances[r].state == "running"]
-        names = watch.name_ranks([s.rank for s in waiting if (s.axis, s.seq) == (first.axis, first.seq)])
+        names = hang_diagnosis.name_ranks([s.rank for s in waiting if (s.axis, s.seq) == (first.axis, first.seq)])
         if late and self.told_straggler != (first.call, first.waits_for):
             self.told_straggler = first.call, first.waits_for
             print(
@@ -372,7 +372,7 @@ class Watched:
     def _error(self) -> WorkerError | None:
         failures = {rank: failure for rank, (_, failure) in self.over.items() if failure is not None}
         if self.reason is not None:
-            autopsy = self.autopsy or watch.Autopsy(self.reason, self.stances, ())
+            autopsy = self.autopsy or hang_diagnosis.Autopsy(self.reason, self.stances, ())
             gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
             return WorkerError((gone or list(autopsy.stuck) or [0])[0], self.reason, failures, autopsy)
         rank, reason = self._root(failures)
@@ -380,7 +380,7 @@ class Watched:
             return None
         own = {rank: failures[rank]} if rank in failures else {}
         others = {r: f for r, f in failures.items() if r != rank}
-        return WorkerError(rank, reason, {**others, **own}, watch.Autopsy(reason, self.stances, ()))
+        return WorkerError(rank, reason, {**others, **own}, hang_diagnosis.Autopsy(reason, self.stances, ()))
 
     def _root(self, failures: dict[int, Failure]) -> tuple[int | None, str]:
         own = [rank for rank, failure in failures.items() if not failure.collateral]
@@ -391,14 +391,14 @@ class Watched:
             same = [r for r in own if (failures[r].kind, failures[r].message) == (failure.kind, failure.message)]
             starved = "ran out of memory: " if _of_memory(failure) else ""
             first = failure.message.splitlines()[0] if failure.message else ""
-            return own[0], f"{watch.name_ranks(same)} {starved}raised {failure.kind}: {first}"
+            return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {first}"
         if killed:
             because = "".join(f": {reason}" for reason in reasons(self._dumps())[:1])
             return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"
         for rank, (code, raised) in self.over.items():
             if code and raised is None:
                 same = [r for r, over in self.over.items() if over == (code, None)]
-                return rank, f"{watch.name_ranks(sorted(same))} ended with exit code {code} (sys.exit)"
+                return rank, f"{hang_diagnosis.name_ranks(sorted(same))} ended with exit code {code} (sys.exit)"
         for rank, ended in self.ended.items():
             if rank < self.n_ranks and ended.code and rank not in self.over:
                 return rank, f"rank {rank} {ended}"

@@ -23,9 +23,9 @@ from typing import Any
 
 import zmq
 
-from labkit.comm import flight, meeting_point
-from labkit.comm.overheard import Overheard
-from labkit.launch import free
+from labkit.comm import flight, rendezvous_store
+from labkit.comm.script_messages import Overheard
+from labkit.launch import unblock
 from labkit.launch.last_words import leave_last_words
 from labkit.launch.observer import Observer
 from labkit.launch.rank_setup import set_up_rank
@@ -108,7 +108,7 @@ def become_script(spec: dict[str, Any], observer: Observer | None) -> tuple[int,
 def keep_store(spec: dict[str, Any]) -> None:
     """Serve the store until this process is ended."""
     told = _connect(zmq.Context(), "m", spec)
-    store, port = meeting_point.open_store(spec["n_ranks"])
+    store, port = rendezvous_store.open_store(spec["n_ranks"])
     told.send_multipart([pickle.dumps(("store", port))])
     threading.Event().wait()
     del store
@@ -134,7 +134,7 @@ class Control:
 
     def _where(self, whole: bool) -> list[bytes]:
         try:
-            stands = free.position(self.main_thread)
+            stands = unblock.position(self.main_thread)
         except Exception:  # frames change while they are looked at; the next question will do
             stands = None
         head = pickle.dumps(("where", stands, self.overheard.under_way(), self.overheard.members(), whole))

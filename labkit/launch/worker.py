@@ -25,7 +25,7 @@ from labkit.comm.ledger import Ledger
 from labkit.comm.mailbox import Mailbox
 from labkit.comm.process_groups import ProcessGroups
 from labkit.comm.traffic import Traffic
-from labkit.launch import free, serialize
+from labkit.launch import serialize, unblock
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.rank_setup import Screen, set_up_rank
 from labkit.launch.reply import Answer, Failure, failure_of
@@ -41,7 +41,7 @@ def main(spec: dict[str, Any]) -> None:
     set_up_rank(spec)
     rank = Rank(spec)
     control = (rank.context, spec["address"], rank.rank, rank.main_thread, rank.cut)
-    threading.Thread(target=free.control, args=control, daemon=True, name="labkit-control").start()
+    threading.Thread(target=unblock.control, args=control, daemon=True, name="labkit-control").start()
     rank.serve()
 
 
@@ -169,7 +169,7 @@ class Rank:
             torch.cuda.set_device(torch.device(self.spec["device"]))  # a thread begins on GPU 0, with a context there
         self.groups.abort()  # NCCL's collectives wait on no socket
         del box  # the main thread may be on its way to the next one, and memory ends with the last that holds it
-        return free.cut(endpoints)
+        return unblock.cut(endpoints)
 
     def call(self, call_id: int, sources: dict[str, list[str]], frames: list[Any]) -> None:
         """Run one call and answer it, whatever happens in it."""
@@ -281,4 +281,4 @@ def device_answers(device: str) -> bool:
 if __name__ == "__main__":  # the name that torchrun, srun, Kubernetes and Ray are given; the post imports this file
     import runpy
 
-    runpy.run_module("labkit.launch.post", run_name="__main__")
+    runpy.run_module("labkit.launch.rank_proxy", run_name="__main__")

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import Flat, as_on_rank_0, by_kind
-from labkit.parallel.sync import MakeOptimizer, check_module
+from labkit.parallel.data_parallel import MakeOptimizer, check_module
 
 PULL, PUSH, BYE = range(3)
 CONTROL, VERSION, PAYLOAD = range(3)  # tags

@@ -2,7 +2,7 @@
 
     exact           |g g g g g g g g|  all_reduce                             2(n-1)/n N bytes sent per rank
     HalfGradients   |h h h h h h h h|  all_reduce in bf16 or fp16              (n-1)/n N for fp32 gradients
-    8 bits          see coded_gradients.py                                     (n-1)/n N/2, and a unit for 256 of them
+    8 bits          see eight_bit_gradients.py             (n-1)/n N/2, and a unit for 256 of them
     TopK            |. . g . . . g .|  all_gather of k values, k indices      (n-1) 2k words instead of 2(n-1)/n N
                      \\_ the rest is added to the next step's gradients (error feedback)
 
@@ -29,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
 from labkit.parallel.bucket import Pending, Reduce
-from labkit.parallel.coded_gradients import EightBitGradients
+from labkit.parallel.eight_bit_gradients import EightBitGradients
 
 INDEX_BYTES = 4
 

@@ -15,8 +15,8 @@ replaced; between two attentions a rank keeps T/n tokens of each row. Three ways
       rank 3       kv3     kv2     kv1     kv0
 
 A softmax needs the sum over all keys. The online softmax keeps, for each query, the mean of the values seen so far and
-the logarithm of the sum of weights, and merges one block of keys after another into both (online.py). Backward
-needs neither the scores nor the order: from the final logarithm each block's weights are computed again.
+the logarithm of the sum of weights, and merges one block of keys after another into both (blockwise_attention.py).
+Backward needs neither the scores nor the order: from the final logarithm each block's weights are computed again.
 
 Under a causal mask the last tokens have most to look at. If rank r held the r-th part of n, the last rank would compute
 2n-1 times as much as the first. In zigzag order rank r holds chunks r and 2n-1-r of 2n, and all compute the same:
@@ -50,7 +50,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.online import Answers, Part, Queries, Rule, positions_of
+from labkit.parallel.blockwise_attention import Answers, Part, Queries, Rule, positions_of
 
 
 def contiguous(length: int, n: int) -> tuple[Part, ...]:

@@ -1,136 +1,183 @@
-"""Data parallel in one process: what came before DDP, kept for comparison.
+"""The interface of every data-parallel strategy, and the checks of their arguments.
 
-    device 0   inputs --cut--> x0      weights ==> replica 0 (the module itself) --y0--> outputs -> loss
-    device 1             \\---> x1  \\===copy===> replica 1 ----------------------y1--/
-    device 2              \\--> x2   \\==copy===> replica 2 ----------------------y2-/
+    sync.zero_grad()
+    with sync.accumulate():        every micro-batch but the last
+        forward, backward
+    forward, backward              the last one: gradients may be sent while backward goes on
+    sync.finish()                  now the gradients that this rank owns are the mean over the group
+    sync.step()                    the optimizer, on what this rank owns
 
-    backward: gradients of replicas 1 and 2 are copied to device 0 and added there; the optimizer knows device 0 only
-
-All of it goes through device 0's links, every step, where DDP's weights never travel and its gradients go round a ring:
-
-    bytes a step      out of device 0                 into device 0
-    replicate         (n-1) (N + buffers)
-    scatter           (n-1)/n of the inputs
-    gather                                            (n-1)/n of the outputs
-    reduce                                            (n-1) N
-    gather's backward (n-1)/n of the outputs' gradients (not in the ledger: autograd moves them)
-
-    DDP, each rank    2(n-1)/n N                      N = bytes of the weights
-    memory            device 0: weights, gradients, optimizer, all outputs, and (on a CPU) everybody's replica
-
-The replicas' forward passes run in threads of one process, so Python's lock serialises what is not inside a kernel.
-Source: the scheme is that of Krizhevsky 2014, arXiv:1404.5997, section 4; why it was left: Li 2020, arXiv:2006.15704,
-section 2.2.
+Under DDP a rank owns every gradient whole; under ZeRO it owns 1/n of each. `owned()` lists which elements of which
+parameters are a rank's own, so that clipping (norm.py) and saving (checkpoints.py) work with any strategy.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from labkit.comm.ledger import Ledger
-from labkit.parallel.sync import MakeOptimizer
+from labkit.comm.group import Group
+from labkit.comm.mesh import Mesh
+from labkit.comm.private import private
 
-AXIS = "replicas"
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer for a list of parameters: `lambda params: torch.optim.AdamW(params, lr=1e-3)`."""
 
 
-class DataParallelReplicas:
-    """A module and its replicas on `devices`; `devices[0]` holds the module. `ledger` counts what moves between them.
+@dataclass(frozen=True)
+class Owned:
+    """The elements of one parameter that this rank owns: `count` of them, from element `start` of the flat parameter.
 
-        sync.zero_grad()
-        loss(sync(x), y).backward()          as often as you like: gradients add up
-        sync.finish()                        the replicas' gradients are added to the module's
-        sync.step()
-
-    The loss sees all outputs together, so gradients are exactly those of the whole batch, however ragged the cut.
-    Devices may repeat: `["cpu"] * 4` makes the same copies in one memory.
+    name      of the parameter in the strategy's module
+    whole     shape of the whole parameter (under tensor parallelism: of this rank's slice of it)
+    start     the first element that this rank owns
+    param     what the strategy gave to the optimizer: the parameter itself (DDP) or a flat shard with others (ZeRO)
+    window    which elements of the flattened `param` these are
+    grad      [count] their gradient, None before `finish` or for a parameter that has none
+    cut       the dim along which tensor parallelism has cut the parameter, None if it has not
     """
 
-    def __init__(
-        self, module: nn.Module, make_optimizer: MakeOptimizer, devices: Sequence[str | torch.device] = ("cpu", "cpu")
-    ) -> None:
-        """Copy the module once to each other device. ValueError if it is not on devices[0], or there are no devices."""
-        if not devices:
-            raise ValueError("give at least one device, such as ['cuda:0', 'cuda:1'] or ['cpu'] * 2")
-        self.devices = tuple(torch.empty(0, device=device).device for device in devices)
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if tensor.device != self.devices[0]:
-                raise ValueError(
-                    f"{name} is on {tensor.device}, the first device is {self.devices[0]}: "
-                    f"module.to({str(devices[0])!r})"
-                )
-        self.module = module
-        self.replicas = (module, *(copy.deepcopy(module).to(device) for device in self.devices[1:]))
-        self.optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
-        self.ledger = Ledger()
+    name: str
+    whole: tuple[int, ...]
+    start: int
+    param: nn.Parameter
+    window: slice
+    grad: Tensor | None
+    cut: int | None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The module's outputs for a batch, on device 0.   [B, ...] -> [B, ...], cut along dim 0
 
-        Weights and buffers are copied to the replicas first. A batch of fewer rows than devices leaves some idle."""
-        self._replicate()
-        parts = [part for part in x.tensor_split(len(self.replicas)) if len(part)] or [x]
-        parts = [self._copy("scatter", part, k) for k, part in enumerate(parts)]
-        grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.devices[0].type)
-        dtype = torch.get_autocast_dtype(self.devices[0].type)
+class DataParallel(Protocol):
+    """A data-parallel strategy. `replica`: of the ranks that own the same elements this is number so and so; always 0
+    where each element has one owner (ZeRO), the rank in the group where each rank owns all (DDP)."""
 
-        def forward(k: int) -> Tensor:
-            # grad mode and autocast belong to a thread: a fresh one does not have the caller's
-            context = torch.autocast(self.devices[k].type, dtype, enabled=autocast)
-            with torch.set_grad_enabled(grad), context, torch.cuda.device_of(parts[k]):
-                return self.replicas[k](parts[k])
+    module: nn.Module
+    group: Group
+    optimizer: torch.optim.Optimizer
 
-        # threads and not a loop: kernels of several GPUs overlap only if somebody launches them at the same time
-        with ThreadPoolExecutor(len(parts)) as threads:
-            outputs = list(threads.map(forward, range(len(parts))))
-        if any(y.dim() == 0 for y in outputs):
-            raise ValueError(
-                "a replica's output is a scalar, which cannot be gathered: compute the loss outside the module"
-            )
-        return torch.cat([self._copy("gather", y, k, to=0) for k, y in enumerate(outputs)])
+    @property
+    def replica(self) -> int:
+        """The number of this rank among those that own the same elements."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients, the replicas' too."""
-        for replica in self.replicas:
-            replica.zero_grad(set_to_none=True)
+        """Drop the gradients; p.grad is None until the next backward. (`optimizer.zero_grad()` drops only some.)"""
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside this context add to the gradients; what can wait is not sent."""
 
     def finish(self) -> None:
-        """Add the replicas' gradients to the module's, on device 0; the replicas' are gone."""
-        for k, replica in enumerate(self.replicas[1:], 1):
-            for p, copied in zip(self.module.parameters(), replica.parameters(), strict=True):
-                if copied.grad is not None:
-                    arrived = self._copy("reduce", copied.grad, k, to=0)
-                    p.grad = arrived if p.grad is None else p.grad.add_(arrived)
-                    copied.grad = None  # or the next finish would add it once more
+        """Send what has not been sent and wait: the gradients that this rank owns are the mean over the group."""
+
+    def grads(self) -> Iterable[Tensor]:
+        """The gradients that this rank owns, as a few tensors that may be changed in place (to unscale, to clip)."""
 
     def step(self) -> None:
-        """The optimizer's step on device 0; the replicas learn of it at the next forward."""
-        self.optimizer.step()
+        """Run the optimizer on what this rank owns; afterwards every rank has the new weights that it needs."""
 
-    @torch.no_grad()
-    def _replicate(self) -> None:
-        for k, replica in enumerate(self.replicas[1:], 1):
-            replica.train(self.module.training)
-            for p, copied in zip(self.module.parameters(), replica.parameters(), strict=True):
-                copied.requires_grad_(p.requires_grad)  # a parameter that was frozen since must get no gradient here
-            sources = [*self.module.parameters(), *self.module.buffers()]
-            for source, target in zip(sources, [*replica.parameters(), *replica.buffers()], strict=True):
-                number = self._open("replicate", source, k)
-                target.data.copy_(source)  # .data: an earlier forward's graph may have saved the weights
-                self.ledger.close(number)
+    def owned(self) -> Iterable[Owned]:
+        """The elements that this rank trains, parameter by parameter."""
 
-    def _copy(self, verb: str, x: Tensor, k: int, to: int | None = None) -> Tensor:
-        """x, which is or goes to replica k's device, on device `to` (None: k's own). Replica 0 moves nothing."""
-        if k == 0:
-            return x
-        number = self._open(verb, x, k if to is None else to)
-        moved = x.to(self.devices[k if to is None else to], copy=True)
-        self.ledger.close(number)
-        return moved
+    def refresh(self) -> None:
+        """New weights were loaded into what the optimizer steps on: let the module use them, drop the gradients."""
 
-    def _open(self, verb: str, x: Tensor, to: int) -> int:
-        return self.ledger.open(verb, AXIS, to, x.numel() * x.element_size())
+
+def answers_for(sync: DataParallel, cut: int | None, mesh: Mesh) -> bool:
+    """True if this rank counts (or saves) elements that several ranks may hold. `cut` as in `Owned`. Sends nothing."""
+    # of copies exactly one rank answers: the first that has the gradients, rank 0 of tp if the parameter is whole
+    return sync.replica == 0 and (cut is not None or mesh.tp.rank == 0)
+
+
+def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:
+    """The tensor that the optimizer changes for `param`: itself, or its copy elsewhere (see offload.py)."""
+    return getattr(optimizer, "masters", {}).get(param, param)
+
+
+class Watch:
+    """Calls `method(p, *args)` of a strategy whenever a gradient of p is complete, while the strategy is alive."""
+
+    def __init__(self, p: nn.Parameter, method: Callable[..., None], *args: Any) -> None:
+        """Start to watch p; `remove()` ends it."""
+        # weak, because torch keeps hooks where Python's garbage collector cannot see them: a hook that held the
+        # strategy, which holds the parameter, would keep both in memory for ever
+        self.method, self.args = weakref.WeakMethod(method), args
+        # post-accumulate hooks run after p.grad has its new value; a plain tensor hook would run before
+        self.remove: Callable[[], None] = p.register_post_accumulate_grad_hook(self).remove
+
+    def __call__(self, p: Tensor) -> None:
+        """Autograd has just added to p.grad."""
+        method = self.method()
+        if method is not None:
+            method(p, *self.args)
+
+
+# -- checks of arguments ---------------------------------------------------------------------------------------------
+
+
+def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
+    """Check what every strategy is given, on all ranks together.
+
+    Raises ValueError on every rank if ranks hold different modules or options, and for a module that belongs to another
+    strategy. Sends a few bytes."""
+    check_module(module, group)
+    check_options(group, **options)
+    for name, p in module.named_parameters():
+        for hook in (private("torch.Tensor._post_accumulate_grad_hooks")(p) or {}).values():
+            if isinstance(hook, Watch) and hook.method() is not None:
+                raise ValueError(f"{name} belongs to another strategy already: close() that one first")
+
+
+def check_module(module: nn.Module, group: Group) -> None:
+    """Check that the module is the same on every rank; ValueError on every rank that names the first difference."""
+    own = [f"{name} {tuple(p.shape)} {str(p.dtype)[6:]} {p.requires_grad}" for name, p in module.named_parameters()]
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
+    text = "\n".join(own).encode()
+    if _alike(text, group):
+        return  # the texts, tens of kilobytes, travel only if they differ
+    length = group.all_reduce(torch.tensor([len(text), -len(text)], device=group.device), op="max").tolist()
+    padded = torch.zeros(max(1, length[0]), dtype=torch.uint8, device=group.device)
+    padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    first = bytes(group.broadcast(padded).tolist()).rstrip(b"\0").decode()
+    differs = torch.tensor([int(first != "\n".join(own))], device=group.device)
+    # agreed on by all: a rank that raised alone would leave the others waiting in the next collective
+    if group.all_reduce(differs, op="max").item():
+        theirs = first.split("\n")
+        for own_line, on_0 in zip(own, theirs, strict=False):
+            if own_line != on_0:
+                raise ValueError(
+                    f"ranks hold different modules: rank {group.rank} has {own_line!r}, rank 0 has {on_0!r}"
+                )
+        raise ValueError(
+            f"ranks hold different modules: rank {group.rank} has {len(own)} parameters, rank 0 has {len(theirs)}"
+        )
+
+
+def check_options(group: Group, **options: object) -> None:
+    """Check that options are written alike on every rank; ValueError on every rank that gives this rank's."""
+    text = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    if not _alike(text.encode(), group):
+        raise ValueError(f"ranks were given different options, rank {group.rank} {text}: give all of them the same")
+
+
+def _alike(text: bytes, group: Group) -> bool:
+    """True on every rank if all ranks brought the same text. Sends 16 bytes, whatever its length."""
+    # 6 bytes of the digest: a float64 holds them exactly, and min == max over the ranks means that all are equal
+    digest = float(int.from_bytes(hashlib.sha256(text).digest()[:6]))
+    number = torch.tensor([digest], dtype=torch.float64, device=group.device)
+    return torch.equal(group.all_reduce(number, op="max"), group.all_reduce(number, op="min"))
+
+
+def check_state(state: dict[str, Any], param: Tensor, name: str) -> None:
+    """ValueError if the optimizer keeps a tensor for `param` that is neither a scalar nor of its shape."""
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
+            raise ValueError(
+                f"the optimizer keeps {key!r} of shape {tuple(value.shape)} for {name} {tuple(param.shape)}: state "
+                "must have the parameter's shape (under ZeRO that of the flat part) or be a scalar, otherwise use DDP"
+            )

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, Reduce, as_on_rank_0, in_buckets
-from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments
+from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments
 
 
 class DDP:
-    """Data parallel: every rank owns all gradients, weights and optimizer state (interface: sync.py)."""
+    """Data parallel: every rank owns all gradients, weights and optimizer state (interface: data_parallel.py)."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DDP:
         skip_unused        True: a parameter that no rank used has p.grad None after `finish`, so that the optimizer
                            leaves it alone (one more all_reduce, of a byte a parameter); False: its gradient is zero
         compress           how a bucket is summed if not exactly: `HalfGradients()`, `TopK(0.01)` (compress.py),
-                           `EightBitGradients()` (coded_gradients.py)
+                           `EightBitGradients()` (eight_bit_gradients.py)
 
         Raises ValueError on every rank if ranks hold different modules or options, or the module is wrapped already."""
         options = {"broadcast_buffers": broadcast_buffers, "skip_unused": skip_unused}

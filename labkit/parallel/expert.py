@@ -44,8 +44,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from labkit.comm.group import Group
-from labkit.parallel.sync import DataParallel, Owned
-from labkit.plan.load import Load
+from labkit.parallel.data_parallel import DataParallel, Owned
+from labkit.plan.expert_load import Load
 
 Read = Callable[[Tensor], Any]
 """Counts as Python's own numbers, in lists (labkit.train.moe)."""
@@ -179,8 +179,9 @@ class Together:
 
 
 class Balance:
-    """Balance without a loss as a strategy (interface: sync.py): the load of all ranks takes the place of a gradient,
-    and a step by its sign that of an optimizer. Each rank steps all biases alike. Sends 2(n-1)/n 8 E bytes a layer.
+    """Balance without a loss as a strategy (interface: data_parallel.py): the load of all ranks takes the place of a
+    gradient, and a step by its sign that of an optimizer. Each rank steps all biases alike. Sends 2(n-1)/n 8 E bytes a
+    layer.
 
     The stage's layers must have a bias each."""
 

@@ -93,8 +93,8 @@ class TermRouter:
 def cut_mixture_(layer: Any, group: Group, in_sequence: bool) -> None:
     """Put f and g (f' and g' with `in_sequence`) around a mixture, and let its router count once. In place.
 
-    The linears of its experts must be column layers without an f of their own, and `RowTerm`s (labkit.parallel.split
-    swaps them). Nothing changes on one rank."""
+    The linears of its experts must be column layers without an f of their own, and `RowTerm`s
+    (labkit.parallel.tensor_plan swaps them). Nothing changes on one rank."""
     if group.size == 1:
         return
     enter, leave = (gather_to, scatter_from) if in_sequence else (copy_to, reduce_from)

@@ -35,13 +35,13 @@ from torch import nn
 
 from labkit.comm.group import Group, Work
 from labkit.parallel.bucket import Named
+from labkit.parallel.data_parallel import MakeOptimizer
 from labkit.parallel.sharded import Shard
-from labkit.parallel.sync import MakeOptimizer
 from labkit.parallel.zero3 import Unit, ZeRO3
 
 
 class HSDP(ZeRO3):
-    """Hybrid sharding: ZeRO-3 over `inside`, gradients summed over `across` (interface: sync.py)."""
+    """Hybrid sharding: ZeRO-3 over `inside`, gradients summed over `across` (interface: data_parallel.py)."""
 
     def __init__(
         self,

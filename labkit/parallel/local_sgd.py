@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Flat, as_on_rank_0, by_kind
-from labkit.parallel.sync import MakeOptimizer, check_arguments
+from labkit.parallel.data_parallel import MakeOptimizer, check_arguments
 
 
 def mean_of_weights(anchors: list[nn.Parameter]) -> torch.optim.Optimizer:

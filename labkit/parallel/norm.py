@@ -23,7 +23,7 @@ import torch
 
 from labkit.comm.mesh import Mesh
 from labkit.comm.private import private
-from labkit.parallel.sync import DataParallel, answers_for
+from labkit.parallel.data_parallel import DataParallel, answers_for
 
 
 def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:

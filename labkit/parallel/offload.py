@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.parallel.bucket import group_of
-from labkit.parallel.sync import MakeOptimizer
+from labkit.parallel.data_parallel import MakeOptimizer
 
 
 class Offload:

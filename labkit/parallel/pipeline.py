@@ -50,7 +50,7 @@ from labkit.plan.schedule import Action, Schedule, Span, needs, validate
 
 
 class Sync(Protocol):
-    """The part of a stage's data-parallel strategy that a pipeline calls (see `labkit.parallel.sync`)."""
+    """The part of a stage's data-parallel strategy that a pipeline calls (see `labkit.parallel.data_parallel`)."""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside this context add to the gradients; what can wait is not sent."""

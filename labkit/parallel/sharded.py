@@ -42,10 +42,10 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.comm.owners import Piece
+from labkit.comm.matrix_owners import Piece
 from labkit.parallel.bucket import Flat, Named, Pending, as_on_rank_0, group_of, sum_dtype
-from labkit.parallel.coded import Codec, Codes
-from labkit.parallel.sync import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
+from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
+from labkit.parallel.eight_bit_weights import Codec, Codes
 from labkit.plan.owners import runs_of
 
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -53,7 +53,7 @@ WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 class Sharded:
-    """Shared by ZeRO-1, 2 and 3: each rank owns 1/n of every gradient (interface: sync.py)."""
+    """Shared by ZeRO-1, 2 and 3: each rank owns 1/n of every gradient (interface: data_parallel.py)."""
 
     module: nn.Module
     group: Group
@@ -165,7 +165,8 @@ class Shard:
         """Copy the parameters' values into `weights`; from here on each parameter is a window of it.
 
         `compute_dtype` is that of `weights`, None for the parameters' own; gradients travel in `reduce_dtype`, None
-        for that in which the parameters add them up. With a `codec` weights are gathered in 8 bits (coded.py)."""
+        for that in which the parameters add them up. With a `codec` weights are gathered in 8 bits
+        (eight_bit_weights.py)."""
         self.group, self.flat = group, Flat.of(named, group.size)
         self.trains = self.flat.params[0].requires_grad
         whole = self.flat.pack()

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Pending, in_buckets
+from labkit.parallel.data_parallel import MakeOptimizer
 from labkit.parallel.sharded import Shard, Sharded
-from labkit.parallel.sync import MakeOptimizer
 
 BUCKET_BYTES = 8 * 2**20
 """Smaller than DDP's: a bucket is packed into a buffer of its own, which lives beside what is not yet packed."""
 
 
 class ZeRO1(Sharded):
-    """ZeRO-1: shards the optimizer's state (interface: sync.py)."""
+    """ZeRO-1: shards the optimizer's state (interface: data_parallel.py)."""
 
     def __init__(
         self,

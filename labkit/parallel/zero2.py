@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.private import private
+from labkit.parallel.data_parallel import MakeOptimizer
 from labkit.parallel.sharded import Sharded
-from labkit.parallel.sync import MakeOptimizer
 from labkit.parallel.zero1 import BUCKET_BYTES, ZeRO1
 
 graph_task: Any = private("torch._C._current_graph_task_id")

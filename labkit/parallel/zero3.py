@@ -54,9 +54,9 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.private import private
 from labkit.parallel.bucket import Named, Pending, by_kind
-from labkit.parallel.coded import Codec, agree_on_units
+from labkit.parallel.data_parallel import MakeOptimizer
+from labkit.parallel.eight_bit_weights import Codec, agree_on_units
 from labkit.parallel.sharded import Shard, Sharded
-from labkit.parallel.sync import MakeOptimizer
 
 graph_task: Any = private("torch._C._current_graph_task_id")
 tree_flatten: Any = private("torch.utils._pytree.tree_flatten")
@@ -67,7 +67,7 @@ SHARDED, COMING, WHOLE = "sharded", "coming", "whole"
 
 
 class ZeRO3(Sharded):
-    """ZeRO-3: shards weights, gradients and optimizer state (interface: sync.py)."""
+    """ZeRO-3: shards weights, gradients and optimizer state (interface: data_parallel.py)."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ZeRO3(Sharded):
         reduce_dtype    gradients travel in it; None: the masters'
         keep            do not reshard what is needed next (see above)
         reshard         False: units stay whole from forward to backward
-        codec           its parameters are gathered as 8-bit codes (coded.py)
+        codec           its parameters are gathered as 8-bit codes (eight_bit_weights.py)
 
         Raises ValueError on every rank if ranks hold different modules, for units that are not in the module, and for
         an optimizer that cannot be sharded."""
@@ -137,7 +137,7 @@ class ZeRO3(Sharded):
         """What this rank keeps of parameters that are gathered together."""
         return Shard(named, self.group, apart=True, **self._options(named))
 
-    # -- the interface (sync.py) -------------------------------------------------------------------------------------
+    # -- the interface (data_parallel.py) ----------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
         """Drop the gradients. If some are on their way, wait for them first."""

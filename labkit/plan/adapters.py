@@ -46,13 +46,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.compute_time import Bench
 from labkit.plan.hardware import Hardware
 from labkit.plan.layers import profile
 from labkit.plan.ops import Setting
 from labkit.plan.shape import ModelShape
 from labkit.plan.tape import ACTIVATIONS, OTHER
 from labkit.plan.time import STATE_BYTES
-from labkit.plan.work import Bench
 
 LINEARS = ("query", "key", "value", "out", "up", "down")
 TARGETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -271,9 +271,14 @@ def adapter_step(
     dp = hardware.collective_s("all_reduce", n_ranks, 1, 4 * a)
     needs = f"{adapter.flops_per_token(shape):,.0f} flops a token, 4 a frozen weight, {rows} rows x {n_micro}"
     parts = [
-        ("compute", compute, f"{needs}{', blocks twice forward' * checkpointing}", "labkit.plan.work"),
+        ("compute", compute, f"{needs}{', blocks twice forward' * checkpointing}", "labkit.plan.compute_time"),
         ("dequantise", unpacking, "linears from 4 bits to 16, once a use", QLORA),
-        ("host", host + hardware.practice.step_s, "Python's seconds an op, where they are longer", "labkit.plan.work"),
+        (
+            "host",
+            host + hardware.practice.step_s,
+            "Python's seconds an op, where they are longer",
+            "labkit.plan.compute_time",
+        ),
         ("tp", 0.0, "one rank has all of a layer", LORA),
         ("pp", 0.0, "one rank has all layers", LORA),
         ("dp", dp, f"all_reduce of 4 a = {4 * a:,} bytes over {n_ranks}", LORA),

@@ -2,8 +2,8 @@
 
 The share of the peak that a large bf16 product reaches is measured (S. Bekman, "Machine Learning Engineering", MAMF
 table): 86.9% on an A100, 80.3% on an H100. Elsewhere it is assumed, and says so. What training runs lose beyond that is
-fitted to published ones on H100 and A100 (labkit.plan.practice; `make bench` prints how well the others are foretold);
-that other devices lose as much as the nearer of the two is assumed.
+fitted to published ones on H100 and A100 (labkit.plan.efficiency; `make bench` prints how well the others are
+foretold); that other devices lose as much as the nearer of the two is assumed.
 
 Rates of 8-bit products (fp8) are dense, with sums in fp32: half of what data sheets print for sparse matrices, and on
 GeForce cards half of what they print for sums in fp16. V100, A100, T4, A10G and TPU v4 have no such units. That large
@@ -21,8 +21,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from labkit.plan.efficiency import IDEAL, Practice
 from labkit.plan.link import Link, link_of
-from labkit.plan.practice import IDEAL, Practice
 
 MAMF = "github.com/stas00/ml-engineering, compute/accelerator, MAMF table, bf16"
 STREAM = "assumed: a streaming kernel reaches 80 to 90% of the data sheet's bandwidth"

@@ -22,8 +22,8 @@ from typing import Any
 from labkit.plan.breakdown import Item
 from labkit.plan.collectives import Line, seconds
 from labkit.plan.devices import DEVICES, STREAM, Row, link_named
+from labkit.plan.efficiency import IDEAL, Practice
 from labkit.plan.link import Link, link_of
-from labkit.plan.practice import IDEAL, Practice
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 EIGHT_BITS = "fp8"

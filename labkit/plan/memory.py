@@ -17,7 +17,7 @@ strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe cou
 gloo or NCCL and the allocator's rounding are not in them.
 
 With cp a rank holds T/cp tokens of each row; its state is shared by the dp x cp ranks that have the same weights.
-While attention reaches the other tokens it holds blocks of keys and values of theirs (labkit.plan.reach).
+While attention reaches the other tokens it holds blocks of keys and values of theirs (labkit.plan.context_memory).
 
 With experts each rank has n_expert/ep of each block's, and 1/tp of each of these. Their gradients and state are shared
 by the dp x cp / ep ranks of expert_dp, and those of the rest by all of dp x cp. What is held of their tokens depends on

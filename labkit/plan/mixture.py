@@ -9,13 +9,13 @@
 With tp all of this stands between one f and one g, and a rank has 1/tp of the hidden units of each expert
 (labkit.parallel.expert_tensor).
 
-The load is balanced (labkit.plan.load): no law knows what a router will choose. Experts run one after another, and
-their gradients arrive one after another; more than RUNS of them are taken in as many runs of neighbours.
+The load is balanced (labkit.plan.expert_load): no law knows what a router will choose. Experts run one after another,
+and their gradients arrive one after another; more than RUNS of them are taken in as many runs of neighbours.
 """
 
 from __future__ import annotations
 
-from labkit.plan.load import Load
+from labkit.plan.expert_load import Load
 from labkit.plan.ops import Ops
 from labkit.plan.tape import GRADIENTS, OTHER, Node, Shadow, Storage, Weight
 

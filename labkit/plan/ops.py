@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.plan.context import CutAttention
-from labkit.plan.narrow import Size, multiplied
-from labkit.plan.reach import Reach
+from labkit.plan.context_memory import Reach
+from labkit.plan.low_precision_products import Size, multiplied
 from labkit.plan.recipe import CONTEXTS, RECOMPUTE
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
@@ -41,7 +41,7 @@ class Setting:
     """The setting of a layer: `rows` x `seq` tokens, `tp` ranks (`in_sequence`: also cut by position), its `way`, and
     what backward runs again, `recompute`: "none", "gathers", "selective" or "full". `ep`: ranks to which experts are
     dealt out, of which this one is number `ep_rank`. `cp`: ranks over which rows are cut, each with `seq` tokens of
-    them, whose attention reaches the others' by `context` (labkit.plan.reach).
+    them, whose attention reaches the others' by `context` (labkit.plan.context_memory).
 
     With `units` the linears of a block multiply copies of 8 bits or fewer, which a way in half precision can: units of
     a "tensor", "delayed" (labkit.train.fp8), "tiles", "mx" or "nvfp4" (labkit.train.blocks).

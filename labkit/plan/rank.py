@@ -1,6 +1,6 @@
 """What one rank has of a model: its stages, the strategy around each, what it holds between two steps.
 
-    stages       the first or second half of the blocks, say, with 1/tp of each matrix          stack.py
+    stages       the first or second half of the blocks, say, with 1/tp of each matrix          stage_profile.py
     keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
     owned        what this rank's optimizer steps on, and keeps its state for
     parts        with ep, the experts of a stage and all else: they are shared in different groups       pair.py
@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from labkit.plan.buckets import Params, in_buckets
+from labkit.plan.expert_load import Load
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
 from labkit.plan.layout import Layout
-from labkit.plan.load import Load
 from labkit.plan.matrices import MatrixLaw, MatrixStep, matrices_of
 from labkit.plan.ops import Setting, is_linear
 from labkit.plan.pair import KeeperPair
@@ -28,7 +28,7 @@ from labkit.plan.recipe import HISTORY, Recipe
 from labkit.plan.sent_gradients import remembered_bytes
 from labkit.plan.sent_keeper import sent_keeper
 from labkit.plan.shape import ModelShape
-from labkit.plan.stack import EXPERTS, Stage, stage_of
+from labkit.plan.stage_profile import EXPERTS, Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
 from labkit.plan.units import ZeRO3Keeper
@@ -168,7 +168,7 @@ class Rank:
         return size // one * is_linear(name)
 
     def remembered(self) -> int:
-        """Bytes of what was cut off from gradients that travel in 8 bits (labkit.parallel.coded_gradients)."""
+        """Bytes of what was cut off from gradients that travel in 8 bits (labkit.parallel.eight_bit_gradients)."""
         parts = [(part.numel, n) for stage in self.stages for part, n in self.parts(stage) if n > 1]
         return sum(remembered_bytes(self.recipe.gradients, numel, n, self.sums) for numel, n in parts)
 

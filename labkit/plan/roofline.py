@@ -11,9 +11,9 @@ Both speeds are those that are reached, as in every prediction of labkit: the pe
 times the share of each that large products and long copies get (labkit.plan.hardware). `sheet_ridge` is the ridge of
 the data sheet itself, peak / bandwidth: 295 flops a byte for an H100 in bf16, where 279 is that of what is reached.
 
-The ops are those of a GPT's forward, one rank, one micro-batch: the same flops and bytes as labkit.plan.work adds up to
-a step. What is no product has "few" flops there, for its bytes decide; here they are counted, to give it a place.
-Source: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009, section 3.
+The ops are those of a GPT's forward, one rank, one micro-batch: the same flops and bytes as labkit.plan.compute_time
+adds up to a step. What is no product has "few" flops there, for its bytes decide; here they are counted, to give it a
+place. Source: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009, section 3.
 """
 
 from __future__ import annotations

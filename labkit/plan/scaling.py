@@ -105,7 +105,7 @@ def bottlenecks(
             "underutilisation",
             rest,
             "compute + host + optimizer - useful: ops that are small, or move bytes",
-            "labkit.plan.work",
+            "labkit.plan.compute_time",
         ),
         ("data", stall, f"{tokens:,} tokens x {bytes_per_token:g} B / {data_bytes_per_s:.3g} B/s - step", "arithmetic"),
     ]

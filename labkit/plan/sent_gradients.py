@@ -3,9 +3,10 @@
                 bytes an element on the wire    remembered             read and written to code and decode
     exact       as they are added up            nothing                nothing
     bf16        2                               nothing                a copy in bf16, and back
-    8bit        1 + 4/256                       4 + 4/n an element     see labkit.parallel.coded_gradients
+    8bit        1 + 4/256                       4 + 4/n an element     see labkit.parallel.eight_bit_gradients
 
-Only DDP has these choices. What they do to numbers: labkit.parallel.compress (bf16), labkit.parallel.coded_gradients.
+Only DDP has these choices. What they do to numbers: labkit.parallel.compress (bf16),
+labkit.parallel.eight_bit_gradients.
 """
 
 from __future__ import annotations

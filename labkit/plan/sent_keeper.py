@@ -7,7 +7,7 @@
 
 The gradients themselves stay in their buckets (keep.py). In 8 bits the bucket before is decoded, added up and sent on
 when the next one leaves, and each is in fp32 for a moment while it is encoded or decoded: what it needs then are the
-moments below, in the order in which labkit.parallel.coded_gradients has them. What is remembered between steps is
+moments below, in the order in which labkit.parallel.eight_bit_gradients has them. What is remembered between steps is
 `remembered_bytes` of sent_gradients.py.
 """
 

@@ -1,6 +1,6 @@
 """predict_step: the seconds of one training step, by what they are spent on.
 
-    compute        products at the rate of large products, all else at the rate of memory (work.py)
+    compute        products at the rate of large products, all else at the rate of memory (compute_time.py)
     host           the device has nothing to do: Python issues ops more slowly than they are computed
     tp, pp, dp     communication along each axis (collectives.py, over the link that the axis crosses)
     cp             keys and values, or tokens, on their way to the attention of other ranks, and gradients back
@@ -13,13 +13,13 @@
     of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
     unit before it, as far as that takes long enough. HSDP does so inside a group; what it sums across groups is hidden
     behind the last backward. Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both
-    want the same memory (`contention` of labkit.plan.practice).
+    want the same memory (`contention` of labkit.plan.efficiency).
 
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
     the time of the products and of the all_to_alls, since all wait for that rank; 1 is a perfect router. With tp each
     rank has a part of every expert, and sends all of its k copies of a token. Only models with experts have the item
-    "ep", and only layouts with cp > 1 "cp" (exchange.py), whose ring hides behind attention.
+    "ep", and only layouts with cp > 1 "cp" (context_time.py), whose ring hides behind attention.
 
 Long because one step is one sum: whoever reads a prediction finds all of its terms here.
 
@@ -34,12 +34,14 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.exchange import data_stride, exchanges
+from labkit.plan.bytes_sent import dp_moves, moves, sums_again
+from labkit.plan.compute_time import seconds_of
+from labkit.plan.context_time import data_stride, exchanges
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.matrices import busiest_flops
 from labkit.plan.ops import Setting
-from labkit.plan.passes import Pass, State
+from labkit.plan.passes_over_batch import Pass, State
 from labkit.plan.recipe import EMULATED, Recipe
 from labkit.plan.schedule import simulate
 from labkit.plan.sent_gradients import CODING_BYTES
@@ -53,9 +55,7 @@ from labkit.plan.stages import (
     setting_of,
     state_params,
 )  # fmt: skip
-from labkit.plan.wire import dp_moves, moves, sums_again
 from labkit.plan.words import plural
-from labkit.plan.work import seconds_of
 
 SIMULATED = 6_000
 """Actions of a schedule that are simulated one by one; longer ones follow the law."""
@@ -380,8 +380,8 @@ class StepTime:
             routed = f"; the slowest experts have {self.imbalance:g} times the mean load"
         ways = f"time of every op, {flops:,.0f} flops a token, {batch}{routed}"
         rows = [
-            ("compute", spent.compute, ways, "labkit.plan.work"),
-            ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.practice"),
+            ("compute", spent.compute, ways, "labkit.plan.compute_time"),
+            ("host", host, "Python's seconds an op, where they are longer than the op's", "labkit.plan.efficiency"),
             ("tp", spent.tp, f"{self.layout.tp} ranks, ring all_reduce of B T D, 4 a block", "arXiv:1909.08053, 3"),
             ("pp", pp, f"2 x {self.m} x {self.v} messages of B T D", "arXiv:2104.04473, 3.2"),
             ("dp", dp, f"{self.recipe.sharded} over n = {n}, S = bytes of the rank's weights", "arXiv:1910.02054, 7"),

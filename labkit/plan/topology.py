@@ -11,7 +11,7 @@ r"""Links: the wires of a machine that you do not have, as one frozen value.
         rank 2 ======= rank 3
 
 A message has the latency and the bandwidth of its edge; edges that share a trunk share its bytes a second, as `rates`
-in plan/share.py says. `scale` is slow motion: see plan/link.py.
+in plan/fair_share.py says. `scale` is slow motion: see plan/link.py.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
 class ZeRO3Keeper(ZeRO2Keeper):
     """One bucket for each layer, and one for the weights named in `stays`. `gathered`: bytes of an element of a
     gathered weight; `prefetch`: how many units are gathered ahead; `reshard`: False if they stay whole for backward;
-    `codes`: True if the weights of a block's linears travel in 8 bits (labkit.parallel.coded)."""
+    `codes`: True if the weights of a block's linears travel in 8 bits (labkit.parallel.eight_bit_weights)."""
 
     def __init__(
         self,

@@ -20,9 +20,9 @@ and are wanted by c generators, each of which cuts them over g ranks:
     gather and broadcast    7.09 s by a chain, 229 s by a star       141 GB through the root's port, and again
     peer to peer            0.44 s                                   17.6 GB through each port
 
-labkit.parallel.handover does both for any two layouts, and its bytes are sums over its messages. Here are the laws of
-large jobs, and seconds on links. Trainers and generators lie on nodes of their own; what stays in a node takes the
-node's link. Seconds are those of the busiest port: what a run adds to them (copies, casts, launching) nobody has
+labkit.parallel.weight_handover does both for any two layouts, and its bytes are sums over its messages. Here are the
+laws of large jobs, and seconds on links. Trainers and generators lie on nodes of their own; what stays in a node takes
+the node's link. Seconds are those of the busiest port: what a run adds to them (copies, casts, launching) nobody has
 measured here. Published beside it for Kimi-K2, of 10^12 parameters: 1.3 s from 256 trainers in bf16 to 128 generators
 in fp8, peer to peer, with gathers in groups and casts (Perplexity); the law says 0.20 s for the wire alone, in bytes of
 fp8 with one generator of 128 ranks. And 16.04 s by broadcast to 256 ranks, 16 generators of tp 16, from shards in the

@@ -10,7 +10,7 @@
 
 Real are all Python code of the program, autograd, torch's optimizers and labkit's strategies; every operator runs on
 shapes. Not real are values, kernels, other ranks and time. So memory, bytes and flops come out as on a real rank, in
-seconds and without the memory, and nothing that depends on values can be known (see reads.py).
+seconds and without the memory, and nothing that depends on values can be known (see fake_reads.py).
 
 Memory equals what `MemoryProbe` counts on a real rank of gloo, to the byte. Neither counts batches that were made
 before (`inputs`), scratch inside kernels, and the buffers of the wire. The process that rehearses is left as it was:
@@ -33,8 +33,8 @@ from labkit.comm import fake
 from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.plan.breakdown import REHEARSED, Breakdown, Comparison
+from labkit.probe.fake_reads import Fake
 from labkit.probe.memory import Holder, MemoryProbe, Moment, Saved
-from labkit.probe.reads import Fake
 
 
 @dataclass(frozen=True)

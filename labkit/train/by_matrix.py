@@ -5,9 +5,9 @@
     rank 1      piece of g -> what travels --+      matrix, work     +--> piece of the step -> decay, step
 
 Where weights are cut, over dp (ZeRO's flat shards) or over tp, everything that treats each element by itself works on
-pieces. In between pieces are gathered on an owner for each matrix (labkit.comm.owners), which computes with the whole.
-Along dp the owner gets this tp rank's slice of a matrix; along tp one of the owners gets all slices. Under DDP without
-tp nothing is sent, and each rank computes all.
+pieces. In between pieces are gathered on an owner for each matrix (labkit.comm.matrix_owners), which computes with the
+whole. Along dp the owner gets this tp rank's slice of a matrix; along tp one of the owners gets all slices. Under DDP
+without tp nothing is sent, and each rank computes all.
 
 An optimizer says four things (`ByMatrix`): what travels for a parameter, what is done with the whole matrix, by which
 factor the result is scaled, and its law (labkit.plan.matrices), from which the owners' shares of the work follow. What
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from labkit.comm.group import Group
-from labkit.comm.owners import Owners, Piece
+from labkit.comm.matrix_owners import Owners, Piece
 from labkit.plan.matrices import MatrixLaw
 from labkit.plan.owners import Held, Run
 

@@ -30,7 +30,7 @@ What it trades:
     memory     not less: backward holds x and W in bf16, as the bf16 linear does, and casts them again. Holding 8-bit
                copies instead would add to what is held anyway: query, key and value share one x, and the weights are
                there. While a product runs, its two casts are there, too: 1 byte an element, 5 for a moment
-    wire       sums over tp travel in bf16, and so do gathers of ZeRO-3 unless asked for in fp8 (parallel/coded.py)
+    wire       sums over tp travel in bf16, and so do gathers of ZeRO-3 unless asked for in fp8 (eight_bit_weights.py)
 
 Embeddings, head, norms and attention stay in bf16, masters and the optimizer in fp32; of a mixture of experts the
 router stays wide, and all linears of routed and shared experts multiply 8-bit numbers, as in DeepSeek-V3. Ranks agree

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from types import MappingProxyType
 
-from labkit.launch.watch import Autopsy, Whereabouts
+from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
 from labkit.view.svg import PALETTE, Picture, arrow, box, cut, line, text
 
 COLOURS = MappingProxyType(

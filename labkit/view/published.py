@@ -6,7 +6,7 @@
               |    /.o
               +------------- measured
 
-Both axes are logarithmic; the dotted lines are 15% above and below. (Numbers: labkit.plan.compared.)
+Both axes are logarithmic; the dotted lines are 15% above and below. (Numbers: labkit.plan.compared_with_published.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from matplotlib.lines import Line2D
 
-from labkit.plan.compared import Compared, Errors
+from labkit.plan.compared_with_published import Compared, Errors
 from labkit.view import chart
 from labkit.view.units import plural, seconds_text
 
@@ -33,7 +33,9 @@ def published(runs: Sequence[Compared], title: str = "") -> chart.Chart:
     Filled marks are runs that were held out, hollow ones those that constants were fitted to. ValueError for no
     runs."""
     if not runs:
-        raise ValueError("there are no runs to draw: labkit.plan.compared.compared() gives the published ones")
+        raise ValueError(
+            "there are no runs to draw: labkit.plan.compared_with_published.compared() gives the published ones"
+        )
     seconds = [value for run in runs for value in (run.predicted_s, run.measured_s)]
     low, high = min(seconds) / 1.4, max(seconds) * 1.4
     sources = [*dict.fromkeys(run.run.source for run in runs)]

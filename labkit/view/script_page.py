@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 
-from labkit.comm.tally import Span
+from labkit.comm.traffic_by_line import Span
 from labkit.plan.breakdown import KINDS
 from labkit.scripted import LISTED, OF_A_MEAN, SHOWN, ScriptReport, span_text
 from labkit.view.autopsy import autopsy

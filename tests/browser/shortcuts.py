@@ -20,7 +20,7 @@ from labkit.course.topics.loss_scale_explorer import LossScaleExplorer
 """,
         "06-34": """
 from labkit.plan.collectives import Line
-from labkit.plan.replay import Ready, sizes_of
+from labkit.plan.bucket_replay import Ready, sizes_of
 
 ready = [Ready(str(block), 2**16, 0.01 * (block + 1)) for block in range(12)]
 wire, backward_s = Line(1e-3, 1e-8), 0.12

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser
 
-from labkit.course.capstone.plane import Mark, plane
+from labkit.course.capstone.score_plot import Mark, plane
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.hardware import Hardware
 from labkit.probe.gather import COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from labkit import Cluster, ring, run_fake, run_threads
-from labkit.comm import hops
+from labkit.comm import by_messages
 from labkit.comm.charge import charged_bytes
 from labkit.comm.ledger import FOOTNOTE, Transfer
 from tests.cases import cases
 
-RINGS = {"all_reduce": ring.all_reduce, "reduce_scatter": ring.reduce_scatter, "all_to_all": hops.all_to_all}
+RINGS = {"all_reduce": ring.all_reduce, "reduce_scatter": ring.reduce_scatter, "all_to_all": by_messages.all_to_all}
 
 
 def of_all(verb, x, n):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from labkit.comm.dumps import load, read, read_folder
-from labkit.comm.meetings import meetings, told, unmet
-from labkit.comm.tally import Tally
+from labkit.comm.matched_collectives import meetings, told, unmet
+from labkit.comm.traffic_by_line import Tally
 from labkit.launch.postmortem import autopsy_of, words
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit.comm import bridge, dumps, overheard
+from labkit.comm import bridge, dumps, script_messages
 from labkit.comm.libraries import RECORDING, shown_by, within
-from labkit.launch import blackbox, free
+from labkit.launch import blackbox, unblock
 from labkit.probe import sampled
 from tests.waiting import LONG_S
 
@@ -134,8 +134,8 @@ def test_libraries_that_are_reached_through_a_link_are_libraries(links, tmp_path
 ASKING = {
     "black box": blackbox._learners_line,
     "bridge": bridge.called_from,
-    "control thread": partial(free.position, threading.get_ident()),
-    "messages": overheard._caller,
+    "control thread": partial(unblock.position, threading.get_ident()),
+    "messages": script_messages._caller,
     "memory": sampled._line,
 }
 

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit import Layout, Mesh, ring, run_threads, star, tree
 from labkit.assemble import assemble
-from labkit.comm import hierarchy, hops
+from labkit.comm import by_messages, hierarchy
 from labkit.comm.native import Native
 from labkit.comm.process_groups import Pair
 from labkit.parallel.context import ring_attention
@@ -29,7 +29,7 @@ def numbers(group, times=1):
 
 
 def each_to_all(group):
-    return hops.all_to_all(numbers(group, group.size), group)
+    return by_messages.all_to_all(numbers(group, group.size), group)
 
 
 def crosswise(group):
@@ -77,7 +77,7 @@ MESSAGES = {
     "star.broadcast": lambda g: star.broadcast(numbers(g), g),
     "hierarchy.all_reduce": lambda g: hierarchy.all_reduce(numbers(g), g, nodes=[[r] for r in range(g.size)]),
     "hops.all_to_all": each_to_all,
-    "hops.barrier": lambda g: hops.barrier(torch.ones(1), g),
+    "hops.barrier": lambda g: by_messages.barrier(torch.ones(1), g),
     "exchange in a ring": lambda g: g.exchange(numbers(g), (g.rank + 1) % g.size, (g.rank - 1) % g.size),
     "exchange in pairs": pairs,
     "two tags crosswise": crosswise,

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from labkit import Cluster, run_threads
-from labkit.comm import fake, hops
+from labkit.comm import by_messages, fake
 from labkit.plan.link import Link
 from labkit.plan.topology import Links
 from tests.cases import cases
@@ -86,7 +86,7 @@ def of_every_size(group, large):
         every = [counts_of(inside.size, seed) for seed in range(7)]
         found.append(right(inside, every, [(), (3,)], DTYPES))
         found.append(right(inside, [counts_of(inside.size, 5, 40)], [(large,)], [torch.float32]))
-        swapped = inside.using(all_to_all=hops.all_to_all)
+        swapped = inside.using(all_to_all=by_messages.all_to_all)
         found.append(right(swapped, every[:5], [(3,)], [torch.float64]))
     return {wrong for _, cases in found for wrong in map(str, cases)}, group.wire.__class__.__name__
 
@@ -105,7 +105,7 @@ def test_in_a_fake_world_shape_and_bytes_are_those_of_the_real_one(n):
         counts = counts_of(n, seed)
         real = run_threads(dispatch, n, counts, (3,), torch.float32)
         for rank, (y, sent, _) in enumerate(real):
-            for algorithm in (None, hops.all_to_all):
+            for algorithm in (None, by_messages.all_to_all):
                 with FakeTensorMode():
                     group = fake.world(n, rank)
                     group = group.using(all_to_all=algorithm) if algorithm else group

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import Cluster, Layout, MemoryProbe, Mesh, WorkerError, ring
-from labkit.comm import attach, mailbox
+from labkit.comm import mailbox, process_memory
 from labkit.comm.message import EAGER_BYTES
 from labkit.launch import call
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(attach.why_not(2) != "", reason=attach.why_not(2))
+pytestmark = pytest.mark.skipif(process_memory.why_not(2) != "", reason=process_memory.why_not(2))
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(2, marks=pytest.mark.rest)])

@@ -24,18 +24,18 @@ from torch import Tensor
 from labkit import Layout, Mesh, Recipe, Scaler, checkpoint, checkpoint_sequential, inject_lora
 from labkit.assemble import assemble
 from labkit.comm import fake
-from labkit.parallel.coded_gradients import EightBitGradients
 from labkit.parallel.compress import HalfGradients, TopK
 from labkit.parallel.context import ring_attention
 from labkit.parallel.ddp import DDP
+from labkit.parallel.eight_bit_gradients import EightBitGradients
 from labkit.parallel.expert import give_
 from labkit.parallel.local_sgd import LocalSGD
 from labkit.parallel.norm import clip_grad_norm_, grad_norm
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero3 import ZeRO3
 from labkit.probe import clock as clocks
+from labkit.probe.fake_reads import Fake
 from labkit.probe.memory import MemoryProbe
-from labkit.probe.reads import Fake
 from labkit.probe.rehearsal import undisturbed
 from labkit.probe.straggler import OwnTime
 from labkit.rehearsal import Boundary, load_of, range_of

@@ -15,7 +15,7 @@ import torch
 from labkit import Cluster, Links, WorkerError, ring, run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
-from labkit.parallel.saved import load, save
+from labkit.parallel.checkpoints import load, save
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.train.config import GPTConfig

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from labkit import Layout, Mesh, WorkerError
-from labkit.comm import hops
+from labkit.comm import by_messages
 from labkit.launch.verdict import FAILED, PASSED
+from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import ring_attention, zigzag
-from labkit.parallel.online import positions_of
 from labkit.probe.memory import MemoryProbe
 from labkit.self_test import examine
 from tests.gpu.ranks import cluster_on, maker
@@ -173,7 +173,7 @@ def test_attention_in_a_ring_of_four_ends_with_large_keys_and_values(device):
 def dealt(group, rows):
     """Whether `hops.all_to_all` gives what the group's own verb does, in two orders of the same ranks."""
     x = torch.arange(group.size * rows * 256, device=group.device).reshape(-1, 256) + 1000 * group.rank
-    return [torch.equal(hops.all_to_all(x, group), group.all_to_all(x)) for _ in range(2)]
+    return [torch.equal(by_messages.all_to_all(x, group), group.all_to_all(x)) for _ in range(2)]
 
 
 @pytest.mark.slow

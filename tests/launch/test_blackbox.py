@@ -13,7 +13,7 @@ import pytest
 from labkit.comm.ledger import Call
 from labkit.launch import blackbox
 from labkit.launch.blackbox import _HEAD, PAGE, BlackBox, Page
-from labkit.launch.watch import observe
+from labkit.launch.hang_diagnosis import observe
 from tests.waiting import LONG_S
 
 

@@ -16,14 +16,14 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, Layout, Mesh, WorkerError, run, track
-from labkit.launch import call, watch, worker
+from labkit.launch import call, hang_diagnosis, worker
 from labkit.launch.blackbox import BlackBox, Page
-from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
+from labkit.launch.device_choice import choose
+from labkit.launch.hang_diagnosis import Whereabouts, diagnose
 from labkit.launch.magic import run_cell
 from labkit.launch.progress import CallBar
 from labkit.launch.reply import Failure
-from labkit.launch.watch import Whereabouts, diagnose
 from labkit.plan.topology import Links
 from tests.waiting import LONG_S, come, here, once, until
 
@@ -348,9 +348,9 @@ def test_a_send_and_the_receive_that_meets_it_are_no_deadlock():
 
 def test_ranks_are_named_in_words():
     """Would catch a list of 63 numbers in a headline."""
-    assert watch.name_ranks([3]) == "rank 3"
-    assert watch.name_ranks([3, 0]) == "ranks 0 and 3"
-    assert watch.name_ranks(range(63)) == "ranks 0 to 62"
+    assert hang_diagnosis.name_ranks([3]) == "rank 3"
+    assert hang_diagnosis.name_ranks([3, 0]) == "ranks 0 and 3"
+    assert hang_diagnosis.name_ranks(range(63)) == "ranks 0 to 62"
 
 
 def test_the_ranks_have_processes_sessions_and_directories_of_their_own(cluster):
@@ -416,7 +416,7 @@ def test_ranks_that_stand_at_the_same_place_share_a_line(cluster):
         assert "\n  ranks 1, 2, 3 and 4 have been in barrier #1 on world for " in mistake(five, first_raises)
     same = Failure("ValueError", "no", "Traceback ...", False, None)
     stood = tuple(Whereabouts(rank, "raised", detail=str(same)) for rank in range(3))
-    error = WorkerError(0, "ranks 0, 1 and 2 raised ValueError: no", {0: same}, watch.Autopsy("", stood))
+    error = WorkerError(0, "ranks 0, 1 and 2 raised ValueError: no", {0: same}, hang_diagnosis.Autopsy("", stood))
     assert "Meanwhile" not in str(error)
 
 

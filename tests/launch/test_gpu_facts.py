@@ -17,7 +17,7 @@ import torch
 from labkit.course.machine.doctor import gpu_findings
 from labkit.launch import ask_gpus
 from labkit.launch.ask_gpus import DECIDING, answer, facts_here, gather, has_card
-from labkit.launch.choice import choose
+from labkit.launch.device_choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, usable
 from labkit.launch.zygote import Hello, zygote
 from tests.cases import cases

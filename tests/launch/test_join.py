@@ -25,9 +25,9 @@ import zmq
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, WorkerError
-from labkit.launch import call, serialize, ticket
+from labkit.launch import call, join_file, serialize
 from labkit.launch.engine import gpu_of, place_of
-from labkit.launch.letters import Letters
+from labkit.launch.reliable_messages import Letters
 from tests.waiting import LONG_S, once, stop_button, until, waiting
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -99,7 +99,7 @@ def test_joined_ranks_compute_print_remember_and_book_as_those_at_home_do(joined
     keys = json.loads((folder / "keys.json").read_text())
     processes = psutil.Process(os.getpid()).children(recursive=True)
     shown = " ".join(
-        [joined.command, repr(ticket.read(folder / "keys.json")), *(" ".join(p.cmdline()) for p in processes)]
+        [joined.command, repr(join_file.read(folder / "keys.json")), *(" ".join(p.cmdline()) for p in processes)]
     )
     assert not any(keys[name] in shown for name in ("secret", "server", "public"))
     shell = InteractiveShell.instance()
@@ -176,11 +176,11 @@ def test_who_has_no_key_is_not_listened_to(joined, folder, capsys):
         Letters().write([b"p", pickle.dumps(Bomb(folder / "exploded"))]),
         [b"", pickle.dumps(Bomb(folder / "boom"))],
     ]
-    address = ticket.read(folder / "keys.json").addresses[0]
+    address = join_file.read(folder / "keys.json").addresses[0]
     context = zmq.Context()
     strangers = [context.socket(zmq.DEALER) for _ in range(2)]
     public, secret = zmq.curve_keypair()
-    strangers[1].curve_serverkey = ticket.read(folder / "keys.json").server.encode()
+    strangers[1].curve_serverkey = join_file.read(folder / "keys.json").server.encode()
     strangers[1].curve_publickey, strangers[1].curve_secretkey = public, secret
     for stranger in strangers:
         stranger.connect(address)
@@ -233,12 +233,12 @@ def test_a_file_that_others_can_read_is_refused_with_the_mend(tmp_path):
             cluster.run(lambda group: None)
         path.chmod(0o640)
         with pytest.raises(ValueError, match="chmod 600"):
-            ticket.read(path)
+            join_file.read(path)
     finally:
         cluster.close()
     assert not path.exists()
     with pytest.raises(ValueError, match="deleted by close"):
-        ticket.read(path)
+        join_file.read(path)
 
 
 def test_numbers_that_do_not_fit_are_refused_before_anything_listens(tmp_path):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from labkit import Cluster
-from labkit.launch import limits, places
+from labkit.launch import limits, working_folders
 from labkit.launch.rank_processes import Channels, RankProcesses
 from labkit.launch.warden import Warden
 from tests.waiting import until
@@ -69,7 +69,7 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads():
             warden.send(("started", spec["rank"], 10_000 + spec["rank"]))
 
     processes = RankProcesses.__new__(RankProcesses)
-    folder = places.private_folder()  # a short path, since it is a socket's
+    folder = working_folders.private_folder()  # a short path, since it is a socket's
     Channels.__init__(processes, f"ipc://{folder}/wire", Connection(ours.detach()))
     processes.folder, processes.spec = folder, {"environment": "x" * 9000}
     processes.devices, processes.sent_sources = ["cpu"] * 64, set()

@@ -26,7 +26,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a simulation of macO
 # A test or two of each kind that macOS does otherwise: each rank imports torch, and all of them take ten minutes.
 TOPICS = (
     pytest.param(["tests/launch/test_cluster.py", "-k", "replies or state_persists or on_the_ranks"], 3, id="calls"),
-    pytest.param(["tests/launch/test_places.py", "-k", "socket or of_its_own"], 3, id="places"),
+    pytest.param(["tests/launch/test_working_folders.py", "-k", "socket or of_its_own"], 3, id="places"),
     pytest.param(["tests/faults/test_hangs.py", "-k", "f01_a_skipped_collective_names or f07"], 2, id="hangs"),
     pytest.param(["tests/faults/test_deaths.py", "-k", "f12 or f15 or warden"], 3, id="deaths"),
     pytest.param(["tests/faults/test_kernels.py", "-k", "f20 or f22"], 2, id="kernels"),

@@ -14,7 +14,7 @@ import pytest
 from labkit.capped import Cluster
 from labkit.launch import verdict as module
 from labkit.launch.ask_gpus import facts_here
-from labkit.launch.choice import choose
+from labkit.launch.device_choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts
 from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept_verdict, prove, proved
 from labkit.plan.topology import Links
@@ -140,7 +140,7 @@ def test_where_nothing_can_be_kept_one_process_asks_once(monkeypatch, tmp_path):
 
 def test_the_first_cluster_on_a_machine_with_gpus_runs_the_self_test(cache, monkeypatch, capsys):
     """Would catch a cluster that takes GPUs, or the CPU, without having asked for the verdict."""
-    monkeypatch.setattr("labkit.launch.choice.facts_here", lambda: FACTS)
+    monkeypatch.setattr("labkit.launch.device_choice.facts_here", lambda: FACTS)
     monkeypatch.setattr(module, "prove", lambda facts: found(FAILED, facts=facts))
     module._proved_now.cache_clear()
     with Cluster(2, device="auto") as cluster:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from labkit import Cluster, run_threads
-from labkit.parallel import online
+from labkit.parallel import blockwise_attention
+from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import (
     Context,
     contiguous,
@@ -17,7 +18,6 @@ from labkit.parallel.context import (
     ulysses_attention,
     zigzag,
 )
-from labkit.parallel.online import positions_of
 from tests.cases import cases
 
 WAYS = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
@@ -90,7 +90,7 @@ def test_answer_and_gradients_are_those_of_one_process(way, n, key_heads, causal
 @cases("causal", (True, False))
 def test_tiles_change_nothing(way, causal, monkeypatch):
     """Would catch a tile that starts at the wrong place of a part which has two runs."""
-    monkeypatch.setattr(online, "TILE", 2)
+    monkeypatch.setattr(blockwise_attention, "TILE", 2)
     tensors = made(length=20, key_heads=2)
     assert apart(cut(way, tensors, 2, causal=causal), whole(tensors, causal)) < 1e-13
 
@@ -153,7 +153,7 @@ def test_bytes_sent_are_those_of_the_law(n, way, dtype):
 @cases("n", (2, 3, 4))
 def test_zigzag_gives_each_rank_the_same_number_of_scores_at_every_hop(n):
     """Would catch chunks in order, with which the last rank computes 2n-1 times as much as the first."""
-    parts, rule = zigzag(8 * n, n), online.Rule(causal=True, documents=None)
+    parts, rule = zigzag(8 * n, n), blockwise_attention.Rule(causal=True, documents=None)
 
     def scores(rank, source):
         places = [(mine, keys) for mine in parts[rank] for keys in parts[source]]

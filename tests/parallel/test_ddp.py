@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.parallel.bucket import in_buckets
+from labkit.parallel.checkpoints import load_pieces, pieces
 from labkit.parallel.ddp import DDP
-from labkit.parallel.saved import load_pieces, pieces
 from labkit.plan.collectives import sent_bytes
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from labkit.comm import hops
+from labkit.comm import by_messages
 from labkit.comm.local import run_threads
 from labkit.parallel import expert
-from labkit.plan.wire import expert_traffic
+from labkit.plan.bytes_sent import expert_traffic
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import MLP
 from labkit.train.moe import BALANCE_LOSS, BIAS_STEP, MoE
@@ -131,7 +131,7 @@ def test_experts_on_any_number_of_ranks_give_the_values_and_gradients_of_one_pro
     y0 = whole(x0)
     y0.square().mean().backward()
     want = gradients(whole)
-    for using in (None, hops.all_to_all) if name == "k=2" else (None,):
+    for using in (None, by_messages.all_to_all) if name == "k=2" else (None,):
         ranks = run_threads(one_rank, n, config, x, using)
         torch.testing.assert_close(torch.cat([y for y, *_ in ranks]), y0.detach(), rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(torch.cat([dx for _, dx, *_ in ranks]), x0.grad, rtol=1e-11, atol=1e-15)

@@ -10,7 +10,7 @@ import torch
 
 from labkit.assemble import plan_of
 from labkit.comm.local import run_threads
-from labkit.parallel.split import split
+from labkit.parallel.tensor_plan import split
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from tests.cases import cases

@@ -9,7 +9,7 @@ import torch
 
 from labkit import Cluster, run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import grad_norm
 from labkit.parallel.zero3 import ZeRO3
@@ -169,7 +169,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard_on_two_axe
             off.append(
                 max(
                     (p.grad - whole[p.name][p.start : p.start + p.grad.numel()]).abs().max() / whole[p.name].abs().max()
-                    for p in saved.pieces(sync)
+                    for p in checkpoints.pieces(sync)
                 ).item()
             )
             sync.step()

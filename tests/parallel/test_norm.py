@@ -8,10 +8,10 @@ from torch import nn
 
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.norm import clip_grad_norm_, grad_norm
-from labkit.parallel.split import split
+from labkit.parallel.tensor_plan import split
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
@@ -60,7 +60,7 @@ def test_clipping_over_shards_is_torchs_clipping(sizes, kind, limit):
         norm = clip_grad_norm_([sync], mesh, limit)
         after = grad_norm([sync], mesh)
         sync.step()
-        values = {(p.name, p.start): (p.value.clone(), p.cut, mesh.tp.rank) for p in saved.pieces(sync)}
+        values = {(p.name, p.start): (p.value.clone(), p.cut, mesh.tp.rank) for p in checkpoints.pieces(sync)}
         return norm, after, values
 
     norm, want = one_process(limit)

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import Cluster, Layout, Mesh, run_threads
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline, input_first
 from labkit.parallel.zero1 import ZeRO1
@@ -387,7 +387,8 @@ def test_with_every_strategy_the_weights_after_three_steps_are_those_of_one_proc
             for each in sync.values():
                 each.step()
         pieces = {
-            stage: [(p.name, p.start, p.value.clone()) for p in saved.pieces(each)] for stage, each in sync.items()
+            stage: [(p.name, p.start, p.value.clone()) for p in checkpoints.pieces(each)]
+            for stage, each in sync.items()
         }
         return found, pieces
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit import Cluster, Layout, Mesh, run_threads
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.zero1 import ZeRO1
@@ -135,7 +135,7 @@ def test_with_a_strategy_around_each_copy_the_weights_after_two_steps_are_those_
             pipeline.step(inputs[part], targets[part])
             for strategy_ in sync.values():
                 strategy_.step()
-        pieces = {s: [(p.name, p.start, p.value.clone()) for p in saved.pieces(one)] for s, one in sync.items()}
+        pieces = {s: [(p.name, p.start, p.value.clone()) for p in checkpoints.pieces(one)] for s, one in sync.items()}
         return pieces
 
     for pieces in run_threads(train, 4):

@@ -18,8 +18,8 @@ from labkit.parallel.sequence import (
     gather_to,
     scatter_from,
 )
-from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split, whole_state
 from labkit.parallel.tensor import cut_to, gather_from, join
+from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split, whole_state
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.train.gpt import GPT, Block, GPTConfig, cross_entropy
 from tests.parallel.test_tensor import batch, close, double, grads_of, small_gpt, world

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit import Cluster, run_threads
-from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split, whole_state
 from labkit.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -21,6 +20,7 @@ from labkit.parallel.tensor import (
     join,
     reduce_from,
 )
+from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split, whole_state
 from labkit.parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from tests.cases import cases

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit import Cluster, run_threads
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import InOrder, ZeRO1
 from labkit.parallel.zero2 import ZeRO2
@@ -110,7 +110,7 @@ def test_losses_and_weights_are_those_of_torchs_zero_redundancy_optimizer(cluste
             value.backward()
             sync.finish()
             numel = ours.head.norm.bias.numel()
-            whole = {piece.name: piece for piece in saved.pieces(sync) if piece.value.numel() == numel}
+            whole = {piece.name: piece for piece in checkpoints.pieces(sync) if piece.value.numel() == numel}
             if "head.norm.bias" in whole:
                 apart.append((whole["head.norm.bias"].grad - theirs.head.norm.bias.grad).abs().max().item())
             sync.step()
@@ -413,9 +413,9 @@ def test_bad_input_is_refused_with_the_reason(strategy):
     sync.close()
     one(strategy, adamw, sync.module)
     with pytest.raises(ValueError, match="no such parameter"):
-        saved.load_pieces(sync, [("nobody", 0, torch.zeros(1), {})])
+        checkpoints.load_pieces(sync, [("nobody", 0, torch.zeros(1), {})])
     with pytest.raises(ValueError, match="elements 30 to 40 of 0.weight: it has 35"):
-        saved.load_pieces(sync, [("0.weight", 30, torch.zeros(10), {})])
+        checkpoints.load_pieces(sync, [("0.weight", 30, torch.zeros(10), {})])
     sparse = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     sync = one(strategy, adamw, sparse)
     with pytest.raises(ValueError, match="sparse=False"):

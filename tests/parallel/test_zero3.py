@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from labkit import Cluster, run_threads
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.zero3 import Record, ZeRO3
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
@@ -90,7 +90,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
                 pair.append(loss.item())
             sync.finish()
             losses.append(pair)
-            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in saved.pieces(sync)]
+            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in checkpoints.pieces(sync)]
             whole = {name: p.grad.full_tensor() for name, p in theirs.named_parameters()}
             grads.append(
                 max(
@@ -104,9 +104,9 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
         whole = {name: p.full_tensor() for name, p in theirs.named_parameters()}
         apart = [
             (p.value - whole[p.name].detach().flatten()[p.start : p.start + p.value.numel()]).abs().max().item()
-            for p in saved.pieces(sync)
+            for p in checkpoints.pieces(sync)
         ]
-        return losses, grads, max(apart), {str(piece.value.dtype) for piece in saved.pieces(sync)}
+        return losses, grads, max(apart), {str(piece.value.dtype) for piece in checkpoints.pieces(sync)}
 
     for reply in cluster.run(compare, mixed):
         losses, grads, apart, dtypes = reply.value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 STEPS = 4
@@ -68,7 +68,7 @@ def one_process(module: nn.Module, make: Make, n_steps: int = STEPS, loss: Any =
 
 
 def train(sync: Any, n_steps: int = STEPS, n_micro: int = 1, first: int = 0, loss: Any = nn.functional.mse_loss) -> Any:
-    """The training step of sync.py on this rank's part of each batch; this rank's losses."""
+    """The training step of data_parallel.py on this rank's part of each batch; this rank's losses."""
     dtype = next(p.dtype for p in sync.module.parameters())
     losses = []
     for step in range(first, first + n_steps):
@@ -97,7 +97,7 @@ def pieces(sync: Any) -> list[Any]:
             None if piece.grad is None else piece.grad.clone(),
             {key: each.clone() if isinstance(each, Tensor) else each for key, each in piece.state.items()},
         )
-        for piece in saved.pieces(sync)
+        for piece in checkpoints.pieces(sync)
     ]
 
 
@@ -131,7 +131,9 @@ def joined(ranks: list[list[Any]]) -> dict[str, dict[str, Any]]:
 
 def reload(sync: Any, ranks: list[list[Any]]) -> None:
     """Load what any number of ranks have saved: each rank takes what of it is its own."""
-    saved.load_pieces(sync, [(name, start, value, state) for rank in ranks for name, _, start, value, _, state in rank])
+    checkpoints.load_pieces(
+        sync, [(name, start, value, state) for rank in ranks for name, _, start, value, _, state in rank]
+    )
 
 
 def worst(found: dict[str, dict[str, Any]], expected: dict[str, Tensor], key: str) -> float:

@@ -23,9 +23,9 @@ from labkit.plan.adapters import (
     lora_memory,
     trainable_share,
 )
+from labkit.plan.compute_time import Bench
 from labkit.plan.hardware import Hardware
 from labkit.plan.ops import Setting
-from labkit.plan.work import Bench
 from labkit.train.checkpoint import checkpoint
 from labkit.train.gpt import cross_entropy
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from labkit.parallel import online
+from labkit.parallel import blockwise_attention
 from labkit.parallel.context import gathered_attention, ring_attention
 from labkit.plan import context
 from labkit.plan.context import (
@@ -21,8 +21,8 @@ from labkit.plan.context import (
     seconds,
     sent,
 )
+from labkit.plan.context_memory import Reach
 from labkit.plan.link import Link
-from labkit.plan.reach import Reach
 from labkit.plan.recipe import CONTEXTS as ORDER
 from labkit.plan.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
@@ -49,7 +49,7 @@ def highest(group, attention, key_heads, tokens):
 def test_keys_and_gradients_that_are_held_are_those_of_the_law(n, kind, attention, monkeypatch):
     """Would catch a block of the ring that is kept for longer than its hop. What eight more key heads take is theirs
     alone: all else is the same (and scores are kept small beside them)."""
-    monkeypatch.setattr(online, "TILE", 8)
+    monkeypatch.setattr(blockwise_attention, "TILE", 8)
     tokens = 32
     eight, sixteen = (run_fake(lambda group, k=k: highest(group, attention, k, tokens), n).value for k in (8, 16))
     law = [at_work(kind, CutAttention(n * tokens, n, 16, k, 8, word=4)) for k in (8, 16)]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from labkit.plan.compared import Compared, experts_table
+from labkit.plan.compared_with_published import Compared, experts_table
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.matrices import busiest_flops

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.plan.compared import Held, held, memory_table, within
+from labkit.plan.compared_with_published import Held, held, memory_table, within
 from labkit.plan.layout import Layout
 from labkit.plan.nanotron import AGAIN, KEPT, RESERVED, front_loaded, likely, settings
 from labkit.plan.published import published_runs

@@ -7,12 +7,12 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from labkit.plan.compute_time import seconds_of
+from labkit.plan.efficiency import IDEAL
 from labkit.plan.hardware import Hardware
 from labkit.plan.ops import Setting
-from labkit.plan.practice import IDEAL
 from labkit.plan.roofline import attainable, operations, ridge, setting_in, sheet_ridge
 from labkit.plan.shape import ModelShape
-from labkit.plan.work import seconds_of
 from tests.cases import cases
 
 H100 = Hardware.preset("h100")

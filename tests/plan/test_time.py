@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit.plan.collectives import seconds
+from labkit.plan.efficiency import IDEAL
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.practice import IDEAL
 from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import state_params

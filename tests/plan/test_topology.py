@@ -8,7 +8,7 @@ import random
 import pytest
 
 from labkit.plan import collectives
-from labkit.plan.share import rates
+from labkit.plan.fair_share import rates
 from labkit.plan.topology import PRESETS, Link, Links, Trunk, preset
 from tests.cases import cases
 

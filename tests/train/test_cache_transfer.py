@@ -10,7 +10,7 @@ import torch
 
 from labkit import Cluster, Links, run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel.split import GPT_PLAN, split
+from labkit.parallel.tensor_plan import GPT_PLAN, split
 from labkit.plan.layout import Layout
 from labkit.train.cache_transfer import prefill_and_send, receive_cache, send_cache
 from labkit.train.generate import decode, prefill

@@ -12,7 +12,7 @@ from labkit import Cluster, run_threads
 from labkit.assemble import EXPERT_PLAN
 from labkit.comm.mesh import Mesh
 from labkit.parallel.context import Context
-from labkit.parallel.split import GPT_PLAN, GPT_SEQUENCE_PLAN, split
+from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.layout import Layout
 from labkit.probe.memory import MemoryProbe

@@ -9,7 +9,7 @@ import torch
 
 from labkit import run_threads
 from labkit.parallel.context import Context
-from labkit.parallel.split import GPT_PLAN, split
+from labkit.parallel.tensor_plan import GPT_PLAN, split
 from labkit.plan.generation import RowsOfCache
 from labkit.plan.shape import ModelShape
 from labkit.train.generate import decode, generate, generate_rows, prefill, sent_bytes

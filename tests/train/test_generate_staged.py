@@ -10,7 +10,7 @@ import torch
 
 from labkit import Cluster, GPTConfig, run_threads
 from labkit.comm.mesh import Mesh
-from labkit.parallel.split import split
+from labkit.parallel.tensor_plan import split
 from labkit.plan.generation import idle_share
 from labkit.plan.layout import Layout
 from labkit.train.generate import generate_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labkit import Cluster, Film, Reply, WorkerError, compare, ring, run, run_threads
-from labkit.launch.watch import Autopsy, Whereabouts
+from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
 from labkit.plan.breakdown import REHEARSED, Breakdown
 from labkit.plan.collectives import Line, seconds
 from labkit.probe import film

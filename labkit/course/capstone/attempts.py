@@ -32,12 +32,12 @@ from labkit.course.capstone.forecast import Task, Way
 from labkit.course.capstone.referee import Make
 from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import WorkerError
+from labkit.plan.bytes_sent import sent_per_step
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of, state_params
-from labkit.plan.wire import sent_per_step
 from labkit.probe.memory import VirtualOutOfMemory
 from labkit.train.config import GPTConfig
 

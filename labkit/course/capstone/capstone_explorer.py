@@ -11,12 +11,12 @@ import ipywidgets as widgets
 
 from labkit.course.capstone.entry import Entry, best
 from labkit.course.capstone.forecast import Task, Way, forecast
-from labkit.course.capstone.plane import Mark, plane, score_text
+from labkit.course.capstone.score_plot import Mark, plane, score_text
 from labkit.course.learner.scores import Scores
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.course.widgets.real_run import Pieces, RealRun
-from labkit.plan.crossing import layouts_of
 from labkit.plan.recipe import STRATEGIES
+from labkit.plan.wire_time import layouts_of
 from labkit.view.svg import Drawing
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")

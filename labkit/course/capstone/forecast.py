@@ -7,7 +7,7 @@
     a way chooses        layout and placing; strategy, schedule, micro-batches, checkpointing, sequence parallel, ...
 
 Bytes are those of `predict_memory`. Seconds are those of `predict_step` on a device that does `flops_per_s` and takes
-no time for anything but products. Each axis has the share of the links that the two nodes leave it (plan/crossing.py),
+no time for anything but products. Each axis has the share of the links that the two nodes leave it (plan/wire_time.py),
 so a way may also put neighbours in rank on different nodes.
 """
 
@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.crossing import apart, hops, slowest, together
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
@@ -31,6 +30,7 @@ from labkit.plan.shape import ModelShape
 from labkit.plan.stages import check_plan
 from labkit.plan.time import StepTime
 from labkit.plan.topology import Links
+from labkit.plan.wire_time import apart, hops, slowest, together
 
 FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "recompute", "checkpointing", "sequence_parallel",

@@ -25,8 +25,8 @@ from labkit.comm.mesh import Mesh
 from labkit.comm.shaped import Shaped, shape
 from labkit.comm.traffic import Traffic
 from labkit.course.capstone.forecast import Task, Way
-from labkit.parallel.saved import pieces
-from labkit.probe.slow import SlowDevice
+from labkit.parallel.checkpoints import pieces
+from labkit.probe.slow_device import SlowDevice
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
 

@@ -41,8 +41,8 @@ VOCABULARY = MappingProxyType(
         "plan.schedule": "gpipe naive one_f_one_b interleaved zero_bubble simulate bubble in_flight",
         "plan.segments": "Stack forwards_from_the_start",
         "plan.shape": "ModelShape",
-        "plan.sharding": "ModelState",
-        "plan.stale": "limit momentum",
+        "plan.zero_table": "ModelState",
+        "plan.stale_gradients": "limit momentum",
         "plan.survival": "Job young best_interval first_order goodput shares job_mtbf device_mtbf checkpoint_bytes "
         "sharded_s gathered_s with_spares shrinking LLAMA3_DEVICE_MTBF_S",
         "plan.time": "predict_step mfu",

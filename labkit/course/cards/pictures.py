@@ -21,8 +21,8 @@ DRAWS = MappingProxyType(
     {
         "comm.ledger": "Transfer",
         "plan.breakdown": "Breakdown Item",
-        "plan.crossing": "Demand",
-        "plan.replay": "Ready",
+        "plan.wire_time": "Demand",
+        "plan.bucket_replay": "Ready",
         "plan.roofline": "Operation operations setting_in",
         "plan.topology": "Links",
         "probe.gather": "Change GatherFilm",

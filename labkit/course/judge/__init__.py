@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.course.judge.by_source import judge_source as judge_source
+    from labkit.course.judge.check_by_source import judge_source as judge_source
     from labkit.course.judge.report import Report as Report
 
 __all__ = ("Report", "judge_source")

@@ -23,10 +23,10 @@ import psutil
 import torch
 
 from labkit.course.exercises.problem import Problem
-from labkit.course.judge import late
+from labkit.course.judge import late_imports
 from labkit.course.judge.case import Case
 from labkit.course.judge.judge_wire import ATTEMPT
-from labkit.course.judge.outside import Outside, return_at_once, trim
+from labkit.course.judge.page_memory import Outside, return_at_once, trim
 from labkit.course.judge.run_record import Fault, Memory, RunRecord, Wait
 from labkit.course.judge.sandbox import fingerprint
 from labkit.course.judge.sandboxed_rank import Program, become_rank
@@ -50,7 +50,7 @@ BURNING_S = 1.0
 
 def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
     """Run an attempt on one case and record what happened."""
-    late.fetch()
+    late_imports.fetch()
     return run_with_what_is_here(problem, program, case)
 
 
@@ -144,7 +144,7 @@ class Ranks:
 
     def _execute(self, rank: int, ours: Connection, theirs: Connection, read: int, write: int) -> int:
         keep = theirs.fileno(), write
-        known = self.problem.key, tuple(self.program), rank, self.n_ranks, late.here()
+        known = self.problem.key, tuple(self.program), rank, self.n_ranks, late_imports.here()
         return executed.child("labkit.course.judge.executed_rank", "main", *keep, os.getpid(), keep=keep, known=known)
 
     def _await(self) -> None:
@@ -214,7 +214,7 @@ class Ranks:
             head, _ = self.switch.last[rank]
             if head[0] == "failed":
                 self.faults[rank] = Fault(*head[1:])
-        except late.Late:
+        except late_imports.Late:
             raise
         except Flood as flood:
             self.flood = str(flood)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 from labkit.course.exercises.catalogue import problem
-from labkit.course.judge import late
+from labkit.course.judge import late_imports
 from labkit.course.judge.sandbox import fingerprint
 from labkit.course.judge.sandboxed_rank import Program, become_rank
 from labkit.launch.executed import known_here
@@ -22,7 +22,7 @@ def main(line: int, dump: int, parent: int) -> None:
     key, program, rank, n_ranks, compiler = known_here()
     connection, it = Connection(line), problem(key)
     if compiler:
-        late.fetch()
+        late_imports.fetch()
     known = fingerprint()
     connection.send_bytes(b"here")
     become_rank(connection, it, Program(*program), rank, n_ranks, parent, dump, known)

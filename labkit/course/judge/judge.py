@@ -21,7 +21,7 @@ from labkit.course.exercises.problem import Problem
 from labkit.course.judge import compare
 from labkit.course.judge.arguments import called_with
 from labkit.course.judge.case_run import RunCase, run_case
-from labkit.course.judge.outside import missing
+from labkit.course.judge.page_memory import missing
 from labkit.course.judge.report import UNWRITTEN, Report
 from labkit.course.judge.run_record import RunRecord
 from labkit.course.judge.sandboxed_rank import Program

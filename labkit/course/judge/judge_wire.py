@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.comm import hops
+from labkit.comm import by_messages
+from labkit.comm.checked_loan import mark_of
 from labkit.comm.group import VERBS, Group
 from labkit.comm.ledger import Ledger
-from labkit.comm.lent import mark_of
 
 ATTEMPT = "<attempt>"
 HELPERS = "<helpers>"
@@ -231,7 +231,7 @@ class JudgeWire:
     def all_to_all(self, x: Tensor, group: Group, **rows: Any) -> Tensor:
         """Part j of x goes to rank j.   [n*k, ...] -> [n*k, ...]; ragged parts are messages between the ranks"""
         if rows:
-            return hops.all_to_all(x, group, **rows)
+            return by_messages.all_to_all(x, group, **rows)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         return self._whole("all_to_all", x, out, group)
 

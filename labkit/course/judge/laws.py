@@ -8,7 +8,8 @@
     most_calls, most_sent_bytes, highest_peak      of a run record: what the busiest rank pays, for stars
 
 Bytes on the wire are those that the judge carried; the attempt's own ledger is not trusted. Bytes held are those of
-tensors, which the probe in a rank counts exactly, and those of pages, which the judge reads from outside (outside.py).
+tensors, which the probe in a rank counts exactly, and those of pages, which the judge reads from outside
+(page_memory.py).
 """
 
 from __future__ import annotations

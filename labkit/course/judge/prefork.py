@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.course.judge import late
+from labkit.course.judge import late_imports
 from labkit.course.judge.wall_trials import Wall, examined, missing
 from labkit.launch import system
 from labkit.launch.reply import Stopped
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from labkit.course.judge.report import Report
 
 QUIET_S = 3.0
-"""The seconds without a check after which the server imports what a later one may need (late.py)."""
+"""The seconds without a check after which the server imports what a later one may need (late_imports.py)."""
 MOST_S = 600.0
 """No check takes so long, on a machine with much else to do neither; one that does has a mistake in it that is ours."""
 
@@ -156,8 +156,8 @@ def main(fd: int, kernel_pid: int) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         while psutil.pid_exists(kernel_pid):
             if not kernel.poll(0.5):
-                if system.forks() and not late.here() and time.monotonic() - quiet_since > QUIET_S:
-                    late.fetch()
+                if system.forks() and not late_imports.here() and time.monotonic() - quiet_since > QUIET_S:
+                    late_imports.fetch()
                 continue
             request = json.loads(kernel.recv_bytes())
             if "source" in request:
@@ -182,17 +182,17 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
     if judge_pid == 0:
         system.end_with(server_pid)
         walls.shelter()
-        late.raise_at_compiler()
+        late_imports.raise_at_compiler()
         try:
             reply = _judged(request, notes)
-        except late.Late:
-            os._exit(late.ENDED)
+        except late_imports.Late:
+            os._exit(late_imports.ENDED)
         with contextlib.suppress(BrokenPipeError):
             _send(kernel, {"number": request["number"], **reply})
         os._exit(0)
     _, status = os.waitpid(judge_pid, 0)
-    if os.waitstatus_to_exitcode(status) == late.ENDED:
-        late.fetch()
+    if os.waitstatus_to_exitcode(status) == late_imports.ENDED:
+        late_imports.fetch()
         _serve(kernel, request, notes)
     elif status:
         failure = f"the judge ended with {os.waitstatus_to_exitcode(status)}"
@@ -202,8 +202,8 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
 def _judged_here(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     try:
         return _judged(request, notes)
-    except late.Late:  # from now on the ranks import it at their start
-        late.fetch()
+    except late_imports.Late:  # from now on the ranks import it at their start
+        late_imports.fetch()
         return _judged(request, notes)
 
 
@@ -216,7 +216,7 @@ def _judged(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         it = problem(request["key"])
         report = judge(it, request["source"], request["before"], request["seed"], run=run_with_what_is_here)
         return replace(report, notes=(*report.notes, *notes)).as_dict()
-    except late.Late:
+    except late_imports.Late:
         raise
     except BaseException:
         return {"failed": traceback.format_exc()}

@@ -54,7 +54,7 @@ class Memory(NamedTuple):
     timeline         (seconds, bytes) of all kinds together
     python_bytes     the most that objects other than tensors took
     scalars          how many numbers were taken out of tensors, one by one
-    pages            from outside (outside.py): pages that the process had more than at its start, at most
+    pages            from outside (page_memory.py): pages that the process had more than at its start, at most
     weighed_pages    the same when the exercise weighed; None where there is no /proc
     """
 

@@ -27,9 +27,9 @@ from torch import Tensor
 from labkit.comm.ledger import Ledger
 from labkit.comm.private import private
 from labkit.course.exercises.problem import Problem
-from labkit.course.judge import late, sandbox, walls
+from labkit.course.judge import late_imports, sandbox, walls
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
-from labkit.course.judge.outside import trim
+from labkit.course.judge.page_memory import trim
 from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
 from labkit.probe.memory import MemoryProbe
@@ -202,8 +202,8 @@ def run_attempt(
     if not program.ours:
         sandbox.close()
         sandbox.watch()
-    if not late.here():
-        late.tell_of_imports(line.tell)
+    if not late_imports.here():
+        late_imports.tell_of_imports(line.tell)
     trim()
     line.ask("begin")
     tracemalloc.start()

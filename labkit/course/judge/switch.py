@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.message import DTYPES, EAGER_BYTES, HEADER, MOST_DIMS
-from labkit.course.judge import late
+from labkit.course.judge import late_imports
 from labkit.course.judge.judge_wire import PIECE_BYTES, ring_bytes, send
 from labkit.course.judge.run_record import Event, Race, Wait
 
@@ -99,8 +99,8 @@ class Switch:
         if kind in ("result", "failed"):
             self.last[rank] = (head, data)
             return True
-        if kind == "late" and not late.here():
-            raise late.Late
+        if kind == "late" and not late_imports.here():
+            raise late_imports.Late
         if kind not in SAID:
             raise ValueError(f"a rank cannot say {kind!r}")
         getattr(self, f"_{kind}")(rank, data, *rest)

@@ -18,7 +18,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge import compare
 from labkit.course.judge.laws import modest, silent
 from labkit.course.judge.run_record import RunRecord
-from labkit.launch.watch import name_ranks
+from labkit.launch.hang_diagnosis import name_ranks
 
 HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
 SAME_CALLS = "all ranks call the same collectives in the same order"

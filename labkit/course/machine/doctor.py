@@ -22,8 +22,8 @@ from labkit.comm.private import tried_versions, untried, was_tried, without
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.wall_trials import missing
 from labkit.launch.ask_gpus import facts_here
-from labkit.launch.choice import choose
 from labkit.launch.cluster import BareCluster
+from labkit.launch.device_choice import choose
 from labkit.launch.gpu_facts import GpuFacts, remarks, trouble, usable
 from labkit.launch.progress import Bar
 from labkit.launch.verdict import LONGEST_S, Verdict, keep, prove

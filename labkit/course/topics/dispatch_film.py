@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import traitlets
 from torch import Tensor, nn
 
-from labkit.comm import hops
+from labkit.comm import by_messages
 from labkit.comm.group import Group
 from labkit.course.topics.dispatch_picture import STEPS, Film, Row, dispatch
 from labkit.course.topics.unfair_router import tokens, unfair_layer
@@ -57,7 +57,7 @@ def record(
     legs: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
 
     def heard(sent: Tensor, among: Group, **rows: Any) -> Tensor:
-        came = hops.all_to_all(sent, among, **rows)
+        came = by_messages.all_to_all(sent, among, **rows)
         legs.append((sent, came, tuple(rows.get("send_rows", ()))))
         return came
 

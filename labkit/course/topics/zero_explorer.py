@@ -12,7 +12,7 @@ from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.devices import DEVICES
 from labkit.plan.hardware import Hardware
-from labkit.plan.sharding import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
+from labkit.plan.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from labkit.view.svg import Drawing
 
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.items()

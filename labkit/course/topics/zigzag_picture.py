@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from labkit.parallel.online import Part
+from labkit.parallel.blockwise_attention import Part
 from labkit.view.svg import PALETTE, Picture, box, headline, line, text
 from labkit.view.units import plural
 

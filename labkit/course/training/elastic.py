@@ -41,7 +41,7 @@ def train(order: Order) -> TrainingReport | None:
     `order.layout` gives pp and tp, and its dp is not looked at. ValueError without a folder, without an engine, and if
     no dp fits the number of processes."""
     from labkit.launch.agent import agent_world, n_started
-    from labkit.parallel.saving import folders
+    from labkit.parallel.checkpoint_write import folders
 
     if not order.run:
         raise ValueError("an elastic run goes on from its checkpoints: name a folder, --out runs/first")

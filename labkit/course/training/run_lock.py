@@ -27,7 +27,7 @@ def run_lock(folder: Path, resume: bool) -> Iterator[str]:
 
     Raises ValueError if another process holds it, if a new run finds checkpoints there, and if `resume` finds no
     folder."""
-    from labkit.parallel.saving import folders
+    from labkit.parallel.checkpoint_write import folders
 
     if resume and not folder.is_dir():
         raise ValueError(f"there is no whole checkpoint in {folder} to resume: leave --resume out")

@@ -5,7 +5,7 @@
                                       for each step: rows of this dp rank -> TrainStep; now and then save
     Report <------------------------- losses, seconds, memory by kind, bytes by axis
 
-Checkpoints are written behind the steps that follow (labkit.parallel.saving), and the last three are kept.
+Checkpoints are written behind the steps that follow (labkit.parallel.checkpoint_write), and the last three are kept.
 A run that is killed at any moment goes on with `resume=True` from the last whole checkpoint, with the same losses that
 it would have had: the data depend only on (seed, step), and the optimizer's state is in the checkpoint. A folder has
 one run at a time (run_lock.py). A checkpoint that is damaged or of another run is set aside, and the one before it
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.course.training.run_lock import run_lock
 from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
+from labkit.plan.bytes_sent import WHOLE, ExpertLoad, sent_per_step
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
-from labkit.plan.wire import WHOLE, ExpertLoad, sent_per_step
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group
@@ -150,7 +150,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     from labkit.assemble import PRODUCTS, WEIGHTS, assemble
     from labkit.comm.mesh import Mesh
     from labkit.launch.progress import track
-    from labkit.parallel import saved
+    from labkit.parallel import checkpoints
     from labkit.parallel.expert import Balance
     from labkit.probe.peak import peak_flops
     from labkit.probe.straggler import OwnTime, of_all, stragglers
@@ -163,7 +163,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     own = OwnTime(group)
     seen: dict[str, Any] = {"memory": {}, "sent": {}, "charged": {}}
-    saving: saved.Saving | None = None
+    saving: checkpoints.Saving | None = None
     for number in track(range(begin, order.steps), group):
         tokens, targets, *documents = (packed_batch if order.packed else batch)(
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
@@ -189,7 +189,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             check_replicas(step, number)  # a corrupt state is never saved as a good one
             if saving is not None:
                 saving.wait(group)
-            saving = saved.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
+            saving = checkpoints.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
     if saving is not None:
         where = str(saving.wait(group))
     by_rank = of_all(group, own.seconds[WARM:])
@@ -248,12 +248,12 @@ def check_replicas(step: Any, number: int) -> None:
 
 def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]], int, str, str]:
     """(losses so far, first step to do, folder, run id), from the last checkpoint that is whole and of this run."""
-    from labkit.parallel import saved
+    from labkit.parallel import checkpoints
 
     if not order.resume:
         return [], 0, "", order.run_id
     faults: dict[Path, str] = {}
-    for candidate, contents, fault in saved.checked(order.run, mesh, order.run_id):
+    for candidate, contents, fault in checkpoints.checked(order.run, mesh, order.run_id):
         if not fault:
             folder, whole = candidate, contents
             break
@@ -262,14 +262,14 @@ def _resume(order: Order, step: Any, mesh: Any) -> tuple[list[tuple[int, float]]
         mend = f": {'; '.join(faults.values())}: choose another folder" if faults else ": leave --resume out"
         raise ValueError(f"there is no whole checkpoint in {order.run} to resume{mend}")
     _same_run(order, folder, whole["extra"])
-    extra = saved.load(folder, step.parts, mesh, whole)
+    extra = checkpoints.load(folder, step.parts, mesh, whole)
     if step.scaler and extra["scaler"]:
         step.scaler.load_state_dict(extra["scaler"])
     if extra["step"] >= order.steps:
         raise ValueError(f"{folder} is at step {extra['step']}, the run ends at {order.steps}: ask for more --steps")
     if mesh.world.rank == 0:
         for passed, fault in faults.items():
-            aside = saved.set_aside(passed)
+            aside = checkpoints.set_aside(passed)
             print(f"{fault}. It is kept as {aside.name}, and the run goes on from {folder.name}.", flush=True)
     losses = [(number, loss) for number, loss in extra["losses"]]
     return losses, extra["step"], str(folder), order.run_id or whole["run"]
@@ -289,7 +289,7 @@ def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
 
 
 def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
-    from labkit.parallel.coded_gradients import EightBitGradients
+    from labkit.parallel.eight_bit_gradients import EightBitGradients
     from labkit.probe.memory import MemoryProbe
 
     probe = MemoryProbe(device=group.device.partition(":")[0])  # what is offloaded is not on the GPU

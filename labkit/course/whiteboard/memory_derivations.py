@@ -8,7 +8,7 @@ from labkit.plan.adapters import TARGETS, adapter_numel, adapters
 from labkit.plan.schedule import gpipe, in_flight, one_f_one_b
 from labkit.plan.segments import Stack
 from labkit.plan.shape import ModelShape
-from labkit.plan.sharding import ModelState
+from labkit.plan.zero_table import ModelState
 
 LAYERS = Symbol("L", "layers", "", 2, 96)
 ROWS = Symbol("b", "rows", "", 1, 32)
@@ -43,7 +43,7 @@ def _activations(v: Values) -> float:
 
 
 _STATE = "Mixed precision, AdamW: bytes of weights, gradients and optimizer on each rank"
-_OF_STATE = "plan.sharding.ModelState.held"
+_OF_STATE = "plan.zero_table.ModelState.held"
 _MASTERS = "the law of fp32 training, or of masters that are not sharded"
 
 MEMORY = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from labkit.course.whiteboard.derivation import Derivation, Symbol, Values, Wrong
+from labkit.plan.bytes_sent import sent_per_step
 from labkit.plan.collectives import Line, crossover_bytes, seconds, sent_bytes
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
-from labkit.plan.sharding import ModelState
-from labkit.plan.wire import sent_per_step
+from labkit.plan.zero_table import ModelState
 
 RANKS = Symbol("n", "ranks", "", 2, 64)
 WHOLE = Symbol("S", "bytes of the whole tensor", "B", 1e3, 1e9, multiple_of=("n",))
@@ -79,7 +79,7 @@ WIRE = (
         "Weights and gradients in bf16, one micro-batch: how many bytes does a rank send in a whole step, optimizer "
         "included? (2 bytes each, N parameters)",
         (PARAMS, SHARDS), "B", "4*N*(n-1)/n", lambda v: ModelState(v["N"], int(v["n"])).sent(2),
-        "plan.sharding.ModelState.sent", "07",
+        "plan.zero_table.ModelState.sent", "07",
         (Wrong("2*N*(n-1)/n", "the reduce-scatter alone: the new weights must reach everybody, too"),
          Wrong("2*N", "the reduce-scatter alone, on endlessly many ranks"),),
         grows=("n",), at_one=("n",),
@@ -88,7 +88,7 @@ WIRE = (
         "ZeRO-3: bytes sent in a step",
         "Weights and gradients in bf16, m micro-batches, no checkpointing: how many bytes does a rank send in a step?",
         (PARAMS, SHARDS, MICROS), "B", "6*m*N*(n-1)/n", lambda v: ModelState(v["N"], int(v["n"])).sent(3, int(v["m"])),
-        "plan.sharding.ModelState.sent", "08",
+        "plan.zero_table.ModelState.sent", "08",
         (Wrong("6*N*(n-1)/n", "one micro-batch: each of m gathers the weights twice and scatters its gradients"),
          Wrong("4*m*N*(n-1)/n", "one gather a micro-batch: backward gathers again")),
         grows=("n",), at_one=("n", "m"),
@@ -98,7 +98,7 @@ WIRE = (
         "S is the bytes of a transformer block's input. How many does a rank send for the block, cut over n ranks, in "
         "forward and backward?",
         (Symbol("n", "tensor-parallel ranks", "", 2, 16), Symbol("S", "bytes of [rows, T, D]", "B", 1e4, 1e9, step=4)),
-        "B", "4*2*(n-1)/n*S", _block, "plan.wire.sent_per_step", "09",
+        "B", "4*2*(n-1)/n*S", _block, "plan.bytes_sent.sent_per_step", "09",
         (Wrong("2*2*(n-1)/n*S", "two all-reduces: those of forward; backward has two more"),
          Wrong("4*S", "each tensor once: a ring sends nearly twice of it")),
         grows=("n",), at_one=("n",),

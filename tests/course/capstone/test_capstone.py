@@ -16,7 +16,7 @@ from labkit.course.capstone import referee
 from labkit.course.capstone.attempts import attempt, attempting, home, least_bytes, reference, strategies, tasks
 from labkit.course.capstone.entry import Entry, best
 from labkit.course.capstone.forecast import Way, forecast, ways
-from labkit.probe.slow import SlowDevice, flops_of
+from labkit.probe.slow_device import SlowDevice, flops_of
 
 QUICK = {"launch_s": 0.0, "flops_per_s": 1e15}
 """A device that takes no time: for tests of everything but seconds."""
@@ -128,11 +128,11 @@ def test_a_slow_device_takes_its_time_and_counts_its_flops(monkeypatch):
     """Would catch a device that sleeps after each op for all that came before it."""
 
     from labkit.comm.ledger import Ledger
-    from labkit.probe import slow
+    from labkit.probe import slow_device
 
     now = [0.0]
-    monkeypatch.setattr(slow.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(slow.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(slow_device.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(slow_device.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     device = SlowDevice(flops_per_s=1e6, launch_s=1e-3, ledger=Ledger())
     x = torch.ones(10, 10)
     with device:
@@ -151,11 +151,11 @@ def test_a_wait_for_the_wire_is_no_lateness_that_is_caught_up(monkeypatch):
     """Would catch a pipeline whose bubble computes."""
 
     from labkit.comm.ledger import Ledger
-    from labkit.probe import slow
+    from labkit.probe import slow_device
 
     now, ledger = [0.0], Ledger()
-    monkeypatch.setattr(slow.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(slow.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(slow_device.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(slow_device.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     x, took = torch.ones(10, 10), {}
     for moved in (False, True):
         device = SlowDevice(1e9, 2e-3, ledger)

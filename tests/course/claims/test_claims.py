@@ -21,7 +21,7 @@ from labkit.cli import app
 from labkit.course.claims import audit as audit_module, proofs
 from labkit.course.claims.audit import RESULTS, Result, audit, choose, claim, claims, kept, proof_of, prove, store
 from labkit.course.claims.finding import CONDITIONS, DEPENDS, HOLDS, NOT_SHOWN, VERDICTS, WRONG, Finding, Setting
-from labkit.course.claims.shown import claims as shown
+from labkit.course.claims.shown_claims import claims as shown
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[3]

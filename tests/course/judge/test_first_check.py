@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 SERVERS = """
 import json, os, sys
 from multiprocessing.connection import Connection
-from labkit.course.judge import judge, late, prefork
+from labkit.course.judge import judge, late_imports, prefork
 for line in sys.stdin:
     assert not late.here()
     if os.fork() == 0:

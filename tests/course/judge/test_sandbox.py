@@ -89,7 +89,7 @@ EARLY = """
 import json
 from multiprocessing.connection import Pipe
 from labkit.course.exercises.catalogue import problem
-from labkit.course.judge import judge, late, prefork
+from labkit.course.judge import judge, late_imports, prefork
 ours, theirs = Pipe()
 for number, key in enumerate(("03.2", "01.3")):
     request = {"number": number, "key": key, "source": problem(key).solution, "before": "", "seed": 1}

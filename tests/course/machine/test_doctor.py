@@ -160,7 +160,7 @@ def test_the_doctor_tries_gpus_and_what_it_finds_counts_from_now_on(monkeypatch,
         return Verdict((Part("hang", outcome[0], "why", 1.0),), facts.as_dict(), "cuda", 2, "box", "d", VERSION, "3.11")
 
     monkeypatch.setattr(module, "facts_here", lambda: gpus)
-    monkeypatch.setattr("labkit.launch.choice.facts_here", lambda: gpus)
+    monkeypatch.setattr("labkit.launch.device_choice.facts_here", lambda: gpus)
     monkeypatch.setattr(module, "prove", prove)
     monkeypatch.setattr(module, "_measure", lambda *_: ([], None))
     monkeypatch.setattr(module, "_rest", lambda pid: None)

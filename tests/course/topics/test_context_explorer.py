@@ -10,8 +10,8 @@ import torch
 from labkit.course.topics.context_explorer import VIEWS, ContextExplorer
 from labkit.course.topics.context_picture import LENGTHS, LINKS, crossovers, three_ways, tokens_text
 from labkit.course.topics.zigzag_picture import orders, scores, slowest, work
+from labkit.parallel.blockwise_attention import Rule
 from labkit.parallel.context import contiguous, zigzag
-from labkit.parallel.online import Rule
 from labkit.plan.context import CutAttention, at_work, fastest, seconds, sent
 from labkit.plan.link import link_of
 from labkit.plan.recipe import CONTEXTS

@@ -12,7 +12,7 @@ from labkit.comm.ledger import Ledger
 from labkit.comm.local import run_threads
 from labkit.course.topics.split_explorer import SplitExplorer
 from labkit.course.topics.split_picture import DIRECTIONS, KINDS, SplitLayer, split_layer
-from labkit.parallel.split import split
+from labkit.parallel.tensor_plan import split
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import Block
 from tests.cases import cases

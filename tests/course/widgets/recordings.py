@@ -40,11 +40,11 @@ from labkit.course.topics.zero_explorer import ZeROExplorer
 from labkit.course.widgets.play import Play
 from labkit.course.widgets.recorded import Recorded
 from labkit.plan.breakdown import Breakdown
+from labkit.plan.bucket_replay import Ready
 from labkit.plan.collectives import Line
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.recipe import Recipe
-from labkit.plan.replay import Ready
 from labkit.plan.segments import Stack
 from labkit.plan.shape import ModelShape
 from labkit.probe.gather import BACKWARD, COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm

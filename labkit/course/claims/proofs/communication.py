@@ -21,7 +21,7 @@ from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.collectives import Line, seconds, sent_bytes, steps
 from labkit.plan.link import preset
-from labkit.plan.sharding import ModelState
+from labkit.plan.zero_table import ModelState
 from labkit.probe.rehearsal import run_fake
 from labkit.train.checkpoint import Run, checkpoint
 

@@ -10,8 +10,8 @@ from torch import nn
 from labkit import capped
 from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
-from labkit.parallel.data_parallel import DataParallelReplicas
 from labkit.parallel.ddp import DDP
+from labkit.parallel.replicas import DataParallelReplicas
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.link import preset

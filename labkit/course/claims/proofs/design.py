@@ -11,8 +11,8 @@ from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe
 from labkit.plan.search import HEADROOM, WORDS, Plan, Search
 from labkit.plan.shape import ModelShape
-from labkit.plan.sharding import ModelState
 from labkit.plan.time import predict_step
+from labkit.plan.zero_table import ModelState
 
 
 def fastest(model: str, device: str, layouts: Iterable[Layout], batch: int) -> Plan:

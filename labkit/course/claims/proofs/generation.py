@@ -10,9 +10,9 @@ from labkit import capped
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.course.claims.finding import Finding, Setting
-from labkit.parallel.handover import gather_and_broadcast, meet, offered, reshard, wanted
-from labkit.parallel.saved import parts_of
-from labkit.parallel.split import GPT_PLAN, split
+from labkit.parallel.checkpoints import parts_of
+from labkit.parallel.tensor_plan import GPT_PLAN, split
+from labkit.parallel.weight_handover import gather_and_broadcast, meet, offered, reshard, wanted
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.generation import Generator, cached_numbers
 from labkit.plan.hardware import Hardware

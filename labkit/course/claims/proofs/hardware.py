@@ -9,11 +9,11 @@ from labkit.comm.group import Group
 from labkit.comm.local import run_threads
 from labkit.course.claims.finding import Finding, Setting
 from labkit.plan.collectives import ALGORITHMS, Line, crossover_bytes, seconds
+from labkit.plan.compute_time import seconds_of
 from labkit.plan.hardware import Hardware, line_of
 from labkit.plan.layers import Setting as Way, held
 from labkit.plan.shape import ModelShape
-from labkit.plan.sharding import ModelState
-from labkit.plan.work import seconds_of
+from labkit.plan.zero_table import ModelState
 from labkit.probe.memory import MemoryProbe
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT

@@ -14,9 +14,9 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.sharding import ModelState
 from labkit.plan.stages import cut
 from labkit.plan.time import predict_step
+from labkit.plan.zero_table import ModelState
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from labkit import capped
 from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
+from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import contiguous, gathered_attention, ring_attention, ulysses_attention, zigzag
-from labkit.parallel.online import positions_of
 from labkit.plan.context import CutAttention, at_work, sent
 from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory

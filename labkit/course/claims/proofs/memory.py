@@ -15,8 +15,8 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.sharding import ModelState
 from labkit.plan.time import predict_step
+from labkit.plan.zero_table import ModelState
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig

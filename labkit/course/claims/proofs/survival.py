@@ -18,7 +18,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.training.training import Order, train
-from labkit.parallel import saved
+from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.local_sgd import LocalSGD, diloco
 from labkit.parallel.zero3 import ZeRO3
@@ -66,7 +66,7 @@ def written(group: Group, folder: str) -> int:
     sync.finish()
     sync.step()
     mesh = Mesh.connect(Layout(dp=group.size), group)
-    path = saved.save(folder, 1, saved.parts_of([(sync, names)]), mesh)
+    path = checkpoints.save(folder, 1, checkpoints.parts_of([(sync, names)]), mesh)
     return (path / f"rank-{group.rank}.pt").stat().st_size
 
 

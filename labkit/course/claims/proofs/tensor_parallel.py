@@ -11,8 +11,8 @@ from labkit import capped
 from labkit.comm.group import Group
 from labkit.comm.local import run_threads
 from labkit.course.claims.finding import Finding, Setting
-from labkit.parallel.split import split
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, cut_to
+from labkit.parallel.tensor_plan import split
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
 from labkit.probe.rehearsal import run_fake

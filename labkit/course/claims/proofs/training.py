@@ -21,7 +21,7 @@ from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stale import best, limit
+from labkit.plan.stale_gradients import best, limit
 from labkit.plan.time import predict_step
 from labkit.plan.topology import Links
 

@@ -1,0 +1,85 @@
+"""Where a step with cp waits: attention's exchange on the links of a device, and the ranks that share gradients.
+
+    rank = ((dp_index * pp + pp_index) * cp + cp_index) * tp + tp_index       neighbours along cp are tp ranks apart
+
+    ring       a hop is as slow as its slowest link: between nodes each rank has one port, and shares nobody's
+    gather     a collective, which crosses nodes with all ports of a node
+    ulysses    all_to_alls: what stays inside a node and what leaves it go at the same time
+    data       gradients are reduced over dp x cp, and with dualpipe over both ranks of a stage. Between two nodes such
+               a ring has a port for each member in a node. Those of experts are reduced over cp and every ep-th rank
+               of dp
+
+What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.efficiency).
+The law of one link: labkit.plan.context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from labkit.plan.context import CutAttention, exchange_s, unhidden_s
+from labkit.plan.hardware import Hardware
+from labkit.plan.layout import Layout
+from labkit.plan.link import Link
+from labkit.plan.ops import Setting
+from labkit.plan.sizes import Sizes
+
+
+class Exchange(NamedTuple):
+    """Seconds of one direction of a layer and one micro-batch: waited for, and behind attention's scores."""
+
+    waits: float
+    hidden: float
+
+
+def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
+    """A layer's attention as this setting cuts it, with numbers of `word` bytes."""
+    heads, keys = shape.n_head // setting.tp, max(1, shape.kv_heads // setting.tp)
+    whole = setting.seq * setting.cp
+    return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
+
+
+def exchanges(
+    shape: Sizes, setting: Setting, precision: str, word: int, hardware: Hardware
+) -> tuple[Exchange, Exchange]:
+    """Forward and backward of one layer. ValueError for heads that cannot be dealt out."""
+    layer, kind, practice = layer_of(shape, setting, word), setting.context, hardware.practice
+    if kind == "ulysses":
+        # q, k and v go there, y comes back; gradients go the other way
+        mixed = layer.heads * layer.width
+        together = mixed + layer.heads * layer.more + layer.key_heads * layer.pair
+        parts = (layer.tokens * together * word, layer.tokens * mixed * word)
+        both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
+        return Exchange(both, 0.0), Exchange(both, 0.0)
+    link = link_of(kind, setting.cp, setting.tp, hardware)
+    link = replace(link, bytes_per_s=link.bytes_per_s * practice.wire)
+    rate = hardware.rate(precision) * (practice.attention if shape.fused_attention else 0.5)
+    made = []
+    for talk, open_ in zip(exchange_s(kind, layer, link), unhidden_s(kind, layer, rate, link), strict=True):
+        waited = open_ + practice.contention * (talk - open_)
+        made.append(Exchange(waited, talk - waited))
+    return made[0], made[1]
+
+
+def link_of(kind: str, cp: int, tp: int, hardware: Hardware) -> Link:
+    """The link that sets the pace of a ring or a gather over `cp` ranks, `tp` apart."""
+    if kind == "ring":
+        return hardware.intra if cp * tp <= hardware.node_size else hardware.inter
+    return hardware.link(cp, tp)
+
+
+def data_stride(layout: Layout, node_size: int, copies: int = 1, ep: int = 1) -> int:
+    """How far apart the ranks of dp x cp are: as if they stood evenly, with as many of them in a node as there are.
+
+    `copies` 2: a rank's mirror image along pp is one of them, and in its node if a whole pipeline is. Of dp every
+    `ep`-th rank alone: with ep those that have the same experts."""
+    apart = layout.pp * ep
+    if copies == 1 and layout.cp == 1:
+        return layout.tp * apart
+    if copies == 1 and (apart == 1 or layout.dp == ep):
+        return layout.tp
+    along_cp = max(1, min(layout.cp, node_size // layout.tp))
+    pipelines = node_size // (apart * layout.cp * layout.tp)
+    members = along_cp * (copies * pipelines or 1)
+    return max(1, -(-node_size // members))
