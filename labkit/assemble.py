@@ -44,7 +44,7 @@ from labkit.parallel.compress import compressor
 from labkit.parallel.context import Context
 from labkit.parallel.data_parallel import DataParallel, MakeOptimizer
 from labkit.parallel.ddp import DDP
-from labkit.parallel.eight_bit_weights import Codec
+from labkit.parallel.eight_bit_weights import EightBits
 from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
@@ -255,7 +255,7 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -
     options["reshard"] = recipe.reshard
     if recipe.fp8_gathers:
         weights = frozenset(part.get_parameter("weight") for part in in_8_bits(module))
-        options["codec"] = Codec(weights, unit_of, encode)
+        options["codec"] = EightBits(weights, unit_of, encode)
     if mesh.shard is not None and mesh.replicate is not None:
         return HSDP(module, group, make, mesh.shard, mesh.replicate, **options)
     return ZeRO3(module, group, make, **options)

@@ -145,6 +145,60 @@ class Bucket:
         return replaced
 
 
+class InOrder:
+    """Sends buckets when they are complete, but only in the order 0, 1, 2, ...: ranks must agree on it.
+
+        gradients arrive       0a 0b      2a    1a 1b    (2b is not used on this rank)
+        buckets leave               0              1                      flush: 2
+
+    A bucket that gets a gradient after it has left (a weight used twice, each time inside a backward of its own) leaves
+    once more at the flush, and from then on waits for it."""
+
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]) -> None:
+        """The members of each bucket; `send(b)` sends bucket b."""
+        self.sizes, self.send = tuple(map(len, buckets)), send
+        self.home: dict[Tensor, int] = {p: b for b, members in enumerate(buckets) for p in members}
+        self.patient: set[int] = set()  # buckets that wait for the flush: once they left too early
+        self._begin()
+
+    @property
+    def begun(self) -> bool:
+        """True if anything has left or arrived since the last flush."""
+        return self.next > 0 or any(self.arrivals)
+
+    def arrived(self, p: Tensor) -> None:
+        """The gradient of p is complete; sends the buckets whose turn has come."""
+        b = self.home[p]
+        if b < self.next:  # it has left without this gradient, which must travel too
+            self.late.add(b)
+        self.arrivals[b].add(p)
+        # collectives are paired by their order: a bucket that is complete early waits for those before it
+        while self.next < len(self.sizes) and self._may_leave(self.next):
+            self._leave()
+
+    def flush(self) -> None:
+        """Send the buckets that have not left, and those that are late; then begin anew."""
+        # every bucket leaves on every rank, complete or not: the other ranks wait in its collective
+        while self.next < len(self.sizes):
+            self._leave()
+        for b in sorted(self.late):  # late on one rank is late on all: they run the same model
+            self.send(b)
+        self.patient |= self.late
+        self._begin()
+
+    def _may_leave(self, b: int) -> bool:
+        return len(self.arrivals[b]) == self.sizes[b] and b not in self.patient
+
+    def _leave(self) -> None:
+        self.next += 1
+        self.send(self.next - 1)
+
+    def _begin(self) -> None:
+        self.next = 0
+        self.arrivals: list[set[Tensor]] = [set() for _ in self.sizes]
+        self.late: set[int] = set()
+
+
 def in_buckets(named: Sequence[Named], bucket_bytes: int, cut_apart: bool = False) -> list[list[Named]]:
     """Parameters from last to first in buckets of one dtype, device and parameter group.
 

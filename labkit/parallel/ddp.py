@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.parallel.bucket import Bucket, Reduce, as_on_rank_0, in_buckets
+from labkit.parallel.bucket import Bucket, InOrder, Reduce, as_on_rank_0, in_buckets
 from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments
 
 
@@ -72,8 +72,8 @@ class DDP:
         self.buckets = tuple(Bucket(named) for named in in_order)
         self.compress: Reduce | None = compress
         self.broadcast_buffers, self.skip_unused = broadcast_buffers, skip_unused
-        self._started = 0  # buckets under way
-        self._touched = self._sending = self._accumulating = False
+        self.order = InOrder([bucket.flat.params for bucket in self.buckets], self._start)
+        self._touched = self._accumulating = False
         self._parameters = _parameter_list(module)
         for bucket in self.buckets:  # ranks may have drawn different weights: the same gradients keep equal ones equal
             as_on_rank_0(bucket.flat.params, group)
@@ -87,7 +87,7 @@ class DDP:
 
     def zero_grad(self) -> None:
         """Drop the gradients: every p.grad is None. If some are on their way, wait for them first."""
-        if self._sending:
+        if self.order.begun:
             self._reduce()  # the other ranks are in these sums: leaving now would pair them with the next step's
         self._touched = False
         for bucket in self.buckets:
@@ -175,19 +175,14 @@ class DDP:
         bucket.take(k, 1.0 if self._accumulating else 1 / self.group.size)
         self._touched = True
         if not self._accumulating:
-            self._sending = True
             bucket.arrived.add(k)
-            # collectives are paired by their order: bucket 1 waits for bucket 0 even if its gradients come first here
-            while self._started < len(self.buckets) and self._next_is_full():
-                self._start()
+            # starts what is complete, in order: bucket 1 waits for bucket 0 even if its gradients come first here
+            self.order.arrived(p)
 
-    def _next_is_full(self) -> bool:
-        bucket = self.buckets[self._started]
-        return len(bucket.arrived) == len(bucket.windows)
-
-    def _start(self) -> None:
-        bucket = self.buckets[self._started]
-        self._started += 1
+    def _start(self, number: int) -> None:
+        bucket = self.buckets[number]
+        # every rank sends every bucket, with zeros for what it has not used: another rank may have used it
+        bucket.complete(1 / self.group.size)
         # both only start the sum: backward goes on while it is on the wire
         if self.compress is None:
             bucket.work = self.group.all_reduce_start(bucket.buffer)
@@ -196,12 +191,9 @@ class DDP:
 
     def _reduce(self) -> list[str]:
         """Start what has not started, wait for all; names of gradients that were replaced since they arrived."""
-        while self._started < len(self.buckets):
-            # every rank sends every bucket, with zeros for what it has not used: another rank may have used it
-            self.buckets[self._started].complete(1 / self.group.size)
-            self._start()
+        self.order.flush()
         replaced = [name for bucket in self.buckets for name in bucket.end()]
-        self._started, self._touched, self._sending = 0, False, False
+        self._touched = False
         return replaced
 
 

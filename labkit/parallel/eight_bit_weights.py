@@ -36,19 +36,38 @@ from labkit.parallel.bucket import Flat, Pending
 
 
 @dataclass(frozen=True)
-class Codec:
-    """The weights that travel as codes, and how: `unit(peak)` of the largest |w|, and `encode(w, unit)` -> 8 bits."""
+class EightBits:
+    """The weights that travel as codes, and how: `unit(peak)` of the largest |w|, and `encode(w, unit)` -> 8 bits.
+
+    A `Codec` of sharded.py."""
 
     params: frozenset[nn.Parameter]
     unit: Callable[[Tensor], Tensor]
     encode: Callable[[Tensor, Tensor], Tensor]
 
+    def codes_of(self, flat: Flat, group: Group) -> Codes:
+        """The codes of a flat buffer that holds some of these weights."""
+        return Codes(flat, group, self)
+
+    def agree(self, shards: Iterable[Any]) -> None:
+        """Take the largest magnitudes of all weights that travel as codes from the ranks that share them. Does nothing
+        if there are none; every rank must call it, whenever weights have changed.
+
+        Sends 2(n-1)/n of 4 bytes a weight."""
+        coded = [shard for shard in shards if shard.codes is not None]
+        for group, alike in groupby(coded, key=lambda shard: shard.group):
+            members = list(alike)
+            peaks = [shard.codes.peaks(shard.master.detach().to(shard.weights.dtype)) for shard in members]
+            both = group.all_reduce(torch.cat(peaks), op="max")
+            for shard, part in zip(members, both.split([len(p) for p in peaks]), strict=True):
+                shard.codes.units = tuple(self.unit(peak) for peak in part)
+
 
 class Codes:
     """The weights of one flat buffer as codes: `units` holds one fp32 number for each of them."""
 
-    def __init__(self, flat: Flat, group: Group, codec: Codec) -> None:
-        """No unit is known before `agree_on_units`."""
+    def __init__(self, flat: Flat, group: Group, codec: EightBits) -> None:
+        """No unit is known before the ranks agree."""
         self.flat, self.group, self.codec = flat, group, codec
         self.units: tuple[Tensor, ...] = ()
 
@@ -90,17 +109,3 @@ class _Decoded:
         for unit, ((_, code), (_, window)) in zip(self.codes.units, windows, strict=True):
             window.copy_(code.float().mul_(unit))  # the product in fp32, rounded once
         return self.weights
-
-
-def agree_on_units(shards: Iterable[Any]) -> None:
-    """Take the largest magnitudes of all weights that travel as codes from the ranks that share them. Does nothing if
-    there are none; every rank must call it, whenever weights have changed.
-
-    Sends 2(n-1)/n of 4 bytes a weight."""
-    coded = [shard for shard in shards if shard.codes is not None]
-    for group, alike in groupby(coded, key=lambda shard: shard.group):
-        members = list(alike)
-        peaks = [shard.codes.peaks(shard.master.detach().to(shard.weights.dtype)) for shard in members]
-        both = group.all_reduce(torch.cat(peaks), op="max")
-        for shard, part in zip(members, both.split([len(p) for p in peaks]), strict=True):
-            shard.codes.units = tuple(shard.codes.codec.unit(peak) for peak in part)

@@ -36,20 +36,43 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
 from labkit.comm.matrix_owners import Piece
-from labkit.parallel.bucket import Flat, Named, Pending, as_on_rank_0, group_of, sum_dtype
+from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, group_of, in_buckets, sum_dtype
 from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
-from labkit.parallel.eight_bit_weights import Codec, Codes
 from labkit.plan.owners import runs_of
 
+BUCKET_BYTES = 8 * 2**20
+"""Of ZeRO-1 and 2. Smaller than DDP's: a bucket is packed into a buffer of its own, which lives beside what is not yet
+packed."""
 WHOLE_LAYERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch whose step for one element depends on others, or that want sparse gradients."""
+
+
+class Encoded(Protocol):
+    """The weights of one flat buffer as codes, which are fewer bytes (eight_bit_weights.py)."""
+
+    def gather_start(self, shard: Tensor, weights: Tensor) -> Pending:
+        """Start to bring every rank's codes; `wait` decodes them into `weights`.   [numel / n], [numel]"""
+
+
+class Codec(Protocol):
+    """A way in which some weights travel as codes; every rank has the same."""
+
+    @property
+    def params(self) -> frozenset[nn.Parameter]:
+        """The weights that travel so."""
+
+    def codes_of(self, flat: Flat, group: Group) -> Encoded:
+        """The codes of a flat buffer that holds some of them."""
+
+    def agree(self, shards: Iterable[Shard]) -> None:
+        """Let the ranks agree on how to read the codes; every rank calls it whenever weights have changed."""
 
 
 class Sharded:
@@ -144,6 +167,63 @@ class Sharded:
             hook.remove()
 
 
+class InBuckets(Sharded):
+    """Shared by ZeRO-1 and 2: every rank has the whole weights, and gradients leave bucket by bucket.
+
+    The two differ in when a bucket leaves, and so in what of the gradients waits for that."""
+
+    def __init__(
+        self, module: nn.Module, group: Group, make_optimizer: MakeOptimizer, bucket_bytes: int, broadcast_buffers: bool
+    ) -> None:
+        """Copy rank 0's weights and buffers to every rank, lay the parameters into buckets, watch for gradients."""
+        super().__init__(module, group, broadcast_buffers, bucket_bytes=bucket_bytes)
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        buckets = in_buckets(trainable, bucket_bytes)
+        self._own([Shard(named, group) for named in buckets], make_optimizer)
+        self.order = InOrder([shard.flat.params for shard in self.shards], self._send)
+        self._leaving: Shard | None = None  # the bucket that is on its way
+
+    def zero_grad(self) -> None:
+        """Drop the gradients. If some are on their way, wait for them first."""
+        if self.order.begun:
+            self.order.flush()  # the other ranks send these buckets: leaving now would pair theirs with the next step's
+        self._drop_grads()
+
+    def step(self) -> None:
+        """Run the optimizer on this rank's part, then gather everybody's new weights.
+
+        Raises ValueError if `finish` was forgotten, or the optimizer keeps a state that cannot be cut."""
+        self._optimize()
+        self._gather()
+
+    def refresh(self) -> None:
+        """Drop the gradients of the old weights, gather the new ones. Sends (n-1)/n of their bytes."""
+        self.zero_grad()
+        self._gather()
+
+    def _send(self, b: int) -> None:
+        if self._leaving is not None:
+            self._leaving.reduce_wait()  # or packed buckets would pile up behind a slow wire
+        self._leaving = self.shards[b]
+        self._leaving.reduce_start()
+
+    def _wait_for_buckets(self) -> None:
+        for shard in self.shards:
+            shard.reduce_wait()
+        self._touched = False
+        self._buffers_as_on_rank_0()
+
+    def _gather(self) -> None:
+        before: Pending | None = None
+        for shard in self.shards:
+            work = shard.gather_start()
+            if before is not None:
+                before.wait()  # two are under way at a time: a backend may need scratch memory for each
+            before = work
+        assert before is not None
+        before.wait()
+
+
 class Shard:
     """This rank's part of parameters that lie in one flat buffer, and the way of their gradients to it.
 
@@ -180,7 +260,7 @@ class Shard:
             self.master.grad_dtype = self.reduce_dtype  # without it torch refuses a gradient wider than its parameter
         for p, window in self.flat.windows(self.weights):
             p.data = window
-        self.codes = None if codec is None else Codes(self.flat, group, codec)
+        self.codes = None if codec is None else codec.codes_of(self.flat, group)
         self.work: Work | None = None
 
     @property

@@ -30,14 +30,13 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.private import private
 from labkit.parallel.data_parallel import MakeOptimizer
-from labkit.parallel.sharded import Sharded
-from labkit.parallel.zero1 import BUCKET_BYTES, ZeRO1
+from labkit.parallel.sharded import BUCKET_BYTES, InBuckets
 
 graph_task: Any = private("torch._C._current_graph_task_id")
 
 
-class ZeRO2(ZeRO1):
-    """ZeRO-2: shards optimizer state and gradients; weights, step and buckets are those of ZeRO1."""
+class ZeRO2(InBuckets):
+    """ZeRO-2: shards optimizer state and gradients (interface: data_parallel.py)."""
 
     def __init__(
         self,
@@ -48,8 +47,14 @@ class ZeRO2(ZeRO1):
         *,
         broadcast_buffers: bool = True,
     ) -> None:
-        """As ZeRO1. Smaller buckets save memory, larger ones latency."""
-        super().__init__(module, group, make_optimizer, bucket_bytes, broadcast_buffers=broadcast_buffers)
+        """Copy rank 0's weights and buffers to every rank, and watch for gradients until `close()`.
+
+        bucket_bytes        a bucket is full at this size; smaller ones save memory, larger ones latency
+        broadcast_buffers   buffers are rank 0's after every `finish`; False: only at the start
+
+        Raises ValueError on every rank if ranks hold different modules or options, and for an optimizer that cannot be
+        sharded."""
+        super().__init__(module, group, make_optimizer, bucket_bytes, broadcast_buffers)
         self._passes = 0
         # on every layer with parameters: a pipeline or a learner may call a part of the module directly
         holders = [part for part in module.modules() if part is module or any(True for _ in part.parameters(False))]
@@ -73,8 +78,8 @@ class ZeRO2(ZeRO1):
         self._wait_for_buckets()
 
     def _arrive(self, p: Tensor) -> None:
-        Sharded._arrive(self, p)  # not ZeRO1's, which sends nothing while it accumulates
-        self.order.arrived(p)
+        super()._arrive(p)
+        self.order.arrived(p)  # inside `accumulate` too: there is no place where whole gradients could wait
 
     def _forward_begins(self) -> None:
         # -1 outside of backward; inside, this forward is a checkpointed block that runs again, and backward is not over

@@ -55,8 +55,7 @@ from labkit.comm.group import Group
 from labkit.comm.private import private
 from labkit.parallel.bucket import Named, Pending, by_kind
 from labkit.parallel.data_parallel import MakeOptimizer
-from labkit.parallel.eight_bit_weights import Codec, agree_on_units
-from labkit.parallel.sharded import Shard, Sharded
+from labkit.parallel.sharded import Codec, Shard, Sharded
 
 graph_task: Any = private("torch._C._current_graph_task_id")
 tree_flatten: Any = private("torch.utils._pytree.tree_flatten")
@@ -118,7 +117,12 @@ class ZeRO3(Sharded):
         if hasattr(self.optimizer, "masters") and compute_dtype is not None:
             for shard in self.shards:
                 shard.narrow(compute_dtype)
-        agree_on_units(self.shards)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Let the ranks agree on how to read new weights, where some of them travel as codes."""
+        if self.codec is not None:
+            self.codec.agree(self.shards)
 
     def _alike(self, named: Sequence[Named]) -> Iterator[list[Named]]:
         """Parameters that are gathered together: of one kind, and either all as codes or none."""
@@ -169,12 +173,12 @@ class ZeRO3(Sharded):
         Raises ValueError if `finish` was forgotten, or the optimizer keeps a state that cannot be cut."""
         self._reshard_all()  # a unit that were still whole would compute with the old weights
         self._optimize()
-        agree_on_units(self.shards)
+        self._agree()
 
     def refresh(self) -> None:
         """Drop the gradients of the old weights, reshard all units: the next unshard brings what was loaded."""
         self.zero_grad()
-        agree_on_units(self.shards)
+        self._agree()
 
     @contextmanager
     def summon(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch import nn
 from labkit import run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
-from labkit.parallel.eight_bit_weights import Codec
+from labkit.parallel.eight_bit_weights import EightBits
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.bytes_sent import sent_per_step
 from labkit.plan.layout import Layout
@@ -51,7 +51,7 @@ def coded(group, origin, as_codes):
     model = copy.deepcopy(origin)  # made in one thread: all draw from the same generator
     in_fp8_(model[0])
     in_fp8_(model[1])
-    codec = Codec(frozenset([model[0].weight, model[1].weight]), unit_of, encode) if as_codes else None
+    codec = EightBits(frozenset([model[0].weight, model[1].weight]), unit_of, encode) if as_codes else None
     sync = ZeRO3(model, group, partial(torch.optim.SGD, lr=0.05), codec=codec)
     x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
     results = []

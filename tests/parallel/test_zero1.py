@@ -11,8 +11,9 @@ from torch import nn
 
 from labkit import Cluster, run_threads
 from labkit.parallel import checkpoints
+from labkit.parallel.bucket import InOrder
 from labkit.parallel.ddp import DDP
-from labkit.parallel.zero1 import InOrder, ZeRO1
+from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.train.checkpoint import checkpoint
