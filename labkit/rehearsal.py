@@ -33,7 +33,7 @@ from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble, check_expert
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import give_
-from labkit.parallel.pipeline import action_of_tag
+from labkit.parallel.stage_messages import action_of_tag
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.expert_load import Load
 from labkit.plan.layout import Layout

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
 from labkit.plan.buckets import fill
+from labkit.plan.contracts import cut_of, group_of
 
 Named = tuple[str, nn.Parameter]
 
@@ -209,7 +210,7 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int, cut_apart: bool = Fals
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
-    kinds = [(p.dtype, sum_dtype(p), p.device, group_of(p), cut_apart and hasattr(p, "shard_dim")) for _, p in named]
+    kinds = [(p.dtype, sum_dtype(p), p.device, group_of(p), cut_apart and cut_of(p) is not None) for _, p in named]
     sizes = [(kind, p.numel() * sum_dtype(p).itemsize) for kind, (_, p) in zip(kinds, named, strict=True)]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 
@@ -217,13 +218,6 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int, cut_apart: bool = Fals
 def sum_dtype(p: Tensor) -> torch.dtype:
     """The dtype in which p's gradients are added up: `p.grad_dtype`, which is p's own unless it was set."""
     return p.grad_dtype or p.dtype
-
-
-def group_of(p: Tensor) -> Hashable:
-    """The mark that says what an optimizer does with p (`param_group`, labkit.train.groups), None for no mark.
-
-    Parameters of different groups share no flat buffer, so that an optimizer's group is a list of whole shards."""
-    return getattr(p, "param_group", None)
 
 
 def by_kind(named: Iterable[Named]) -> list[list[Named]]:

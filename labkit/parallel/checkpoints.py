@@ -38,6 +38,7 @@ from labkit.parallel import checkpoint_file
 from labkit.parallel.checkpoint_file import Damaged, Sealed
 from labkit.parallel.checkpoint_write import Saving, folder_of, folders, step_named
 from labkit.parallel.data_parallel import DataParallel, Owned, answers_for, check_state, stepped_on
+from labkit.plan.contracts import StepsOnMatrices, TakesMasters, innermost
 
 Parts = Mapping[str, tuple[DataParallel, str]]
 """Name in the whole model -> the strategy that has the parameter on this rank, and its name there."""
@@ -87,10 +88,10 @@ def pieces(sync: DataParallel) -> Iterable[Piece]:
         yield Piece(own.name, own.whole, own.start, value, own.grad, cut_state, own.cut, wholes)
 
 
-def _by_matrix(sync: DataParallel) -> Any:
+def _by_matrix(sync: DataParallel) -> StepsOnMatrices | None:
     """The strategy's optimizer if it keeps state of whole matrices, None if it has none."""
-    inner = getattr(sync.optimizer, "inner", sync.optimizer)
-    return inner if hasattr(inner, "kept_of") else None
+    optimizer = innermost(sync.optimizer)
+    return optimizer if isinstance(optimizer, StepsOnMatrices) else None
 
 
 def load_pieces(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapping[str, Any]]]) -> None:
@@ -111,7 +112,7 @@ def load_pieces(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapp
             raise ValueError(f"cannot load elements {start} to {end} of {name}: {size}")
         if name in owned:
             _load_piece(sync.optimizer, owned[name], start, value, state)
-    if hasattr(sync.optimizer, "masters_to_params"):  # offload.py: the optimizer steps on copies
+    if isinstance(sync.optimizer, TakesMasters):
         sync.optimizer.masters_to_params()
     sync.refresh()
 
@@ -348,7 +349,7 @@ def _packed(piece: Piece, mesh: Mesh) -> dict[str, Any]:
 
 def _optimizer(parts: Parts) -> str:
     sync, _ = next(iter(parts.values()))
-    return type(getattr(sync.optimizer, "inner", sync.optimizer)).__name__
+    return type(innermost(sync.optimizer)).__name__
 
 
 def whole_shape(piece: Piece, mesh: Mesh) -> tuple[int, ...]:

@@ -51,6 +51,7 @@ from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group, Work
 from labkit.parallel.blockwise_attention import Answers, Part, Queries, Rule, positions_of
+from labkit.plan.contracts import AsksPositions, Attends
 
 
 def contiguous(length: int, n: int) -> tuple[Part, ...]:
@@ -313,12 +314,12 @@ class Context:
 
         Raises ValueError for attention with dropout, whose masks would differ from those of a row that is whole."""
         for name, module in model.named_modules():
-            if hasattr(module, "attend"):
+            if isinstance(module, Attends):
                 if module.dropout:
                     raise ValueError(f"{name} drops weights with p={module.dropout}: with cp > 1 take dropout=0")
-                module.attend = self.attend  # type: ignore[assignment]
-            if hasattr(module, "positions"):
-                module.positions = self.positions  # type: ignore[assignment]
+                module.attend = self.attend
+            if isinstance(module, AsksPositions):
+                module.positions = self.positions
 
 
 def _arrived(under_way: tuple[Work, Work]) -> Tensor:

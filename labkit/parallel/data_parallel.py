@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.comm.private import private
+from labkit.plan.contracts import HasMasters
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for a list of parameters: `lambda params: torch.optim.AdamW(params, lr=1e-3)`."""
@@ -95,7 +96,7 @@ def answers_for(sync: DataParallel, cut: int | None, mesh: Mesh) -> bool:
 
 def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:
     """The tensor that the optimizer changes for `param`: itself, or its copy elsewhere (see offload.py)."""
-    return getattr(optimizer, "masters", {}).get(param, param)
+    return optimizer.masters.get(param, param) if isinstance(optimizer, HasMasters) else param
 
 
 class Watch:

@@ -45,6 +45,7 @@ from torch.autograd import Function
 
 from labkit.comm.group import Group
 from labkit.parallel.data_parallel import DataParallel, Owned
+from labkit.plan.contracts import Routes
 from labkit.plan.expert_load import Load
 
 Read = Callable[[Tensor], Any]
@@ -149,7 +150,7 @@ def give_(model: nn.Module, load: Load, group: Group) -> None:
 
 def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
     """The mixtures of experts in a model, by name."""
-    return [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "journey")]
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, Routes)]
 
 
 class Together:

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.parallel.bucket import group_of
 from labkit.parallel.data_parallel import MakeOptimizer
+from labkit.plan.contracts import group_of, needs_whole_layers
 
 
 class Offload:
@@ -72,7 +72,7 @@ class Offloaded(torch.optim.Optimizer):
     @property
     def needs_whole_layers(self) -> bool:
         """True if `inner` looks at more than one element at a time."""
-        return bool(getattr(self.inner, "needs_whole_layers", False))
+        return needs_whole_layers(self.inner)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]

@@ -43,8 +43,9 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
 from labkit.comm.matrix_owners import Piece
-from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, group_of, in_buckets, sum_dtype
+from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, in_buckets, sum_dtype
 from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
+from labkit.plan.contracts import StepsOnMatrices, cut_of, group_of, innermost, needs_whole_layers
 from labkit.plan.owners import runs_of
 
 BUCKET_BYTES = 8 * 2**20
@@ -99,9 +100,10 @@ class Sharded:
         self.shards = shards
         training = [shard for shard in shards if shard.trains]
         self.optimizer = _optimizer_of_shards(make_optimizer, [shard.master for shard in training])
-        inner: Any = getattr(self.optimizer, "inner", self.optimizer)  # what MasterWeights wraps
-        if hasattr(inner, "share"):
-            inner.share([piece for shard in training for piece in self._pieces(shard, inner.matrices)], shards[0].group)
+        optimizer = innermost(self.optimizer)
+        if isinstance(optimizer, StepsOnMatrices):
+            stepped = optimizer.matrices
+            optimizer.share([piece for shard in training for piece in self._pieces(shard, stepped)], shards[0].group)
         params = [p for shard in training for p in shard.flat.params]
         self._hooks += [Watch(p, self._arrive) for p in params]
 
@@ -115,7 +117,7 @@ class Sharded:
         for name, p, held in zip(flat.names, flat.params, runs, strict=True):
             yield Piece(
                 master if name in windows else None, windows.get(name, slice(0)), tuple(p.shape), held,
-                getattr(p, "shard_dim", None),
+                cut_of(p),
             )  # fmt: skip
 
     def _arrive(self, p: Tensor) -> None:
@@ -158,7 +160,7 @@ class Sharded:
                 grads = shard.master.grad
                 for name, p, start, at, count in shard.flat.owned(shard.group.rank):
                     window = slice(at, at + count)
-                    grad, cut = None if grads is None else grads[window], getattr(p, "shard_dim", None)
+                    grad, cut = None if grads is None else grads[window], cut_of(p)
                     yield Owned(name, tuple(p.shape), start, shard.master, window, grad, cut)
 
     def close(self) -> None:
@@ -328,10 +330,11 @@ def _optimizer_of_shards(make_optimizer: MakeOptimizer, params: list[nn.Paramete
             "(ZeRO gives the optimizer flat parts of layers, [numel / n]: one that wants whole layers needs DDP)"
         )
         raise
-    kind = type(getattr(optimizer, "inner", optimizer))  # what Offload wraps
+    kind = type(innermost(optimizer))
     names = {base.__name__ for base in kind.__mro__}
-    shares = hasattr(optimizer, "share") or hasattr(getattr(optimizer, "inner", None), "share")
-    if not shares and (getattr(optimizer, "needs_whole_layers", False) or names & set(WHOLE_LAYERS)):
+    if isinstance(innermost(optimizer), StepsOnMatrices):
+        return optimizer
+    if needs_whole_layers(optimizer) or names & set(WHOLE_LAYERS):
         raise ValueError(
             f"{kind.__name__} looks at whole layers (or wants sparse gradients), but under ZeRO a rank holds 1/n of "
             "their elements: use DDP, an elementwise optimizer, or one that gathers matrices (labkit.train.by_matrix)"

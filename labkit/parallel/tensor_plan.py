@@ -43,6 +43,7 @@ from labkit.parallel.sequence import (
 )
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, copy_to, divisors, join
 from labkit.parallel.vocab import VocabParallelEmbedding
+from labkit.plan.contracts import cut_of
 
 GPT_PLAN = MappingProxyType(
     {
@@ -140,7 +141,7 @@ def whole_state(model: nn.Module, group: Group) -> dict[str, Tensor]:
     Sends (n-1)/n of the bytes of every parameter that is cut."""
     state = dict(model.state_dict())
     for name, p in model.named_parameters(remove_duplicate=False):
-        if hasattr(p, "shard_dim") and group.size > 1:
+        if cut_of(p) is not None and group.size > 1:
             state[name] = join(p.detach(), group, p.shard_dim)
     return state
 

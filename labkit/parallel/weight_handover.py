@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
 from labkit.parallel.checkpoints import Parts, named_pieces, of_all_ranks, whole_shape
+from labkit.plan.contracts import cut_of
 from labkit.plan.resharding import Block, Move, Place, buffer_bytes, moves, rounds, sent_bytes, wholes
 
 BUCKET_BYTES = 25 * 2**20
@@ -74,7 +75,7 @@ def wanted(model: nn.Module, mesh: Mesh, world: Group, names: Mapping[str, str] 
     for own, p in model.named_parameters():
         if not p.is_contiguous():
             raise ValueError(f"{own} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
-        cut, shape = getattr(p, "shard_dim", None), list(p.shape)
+        cut, shape = cut_of(p), list(p.shape)
         if cut is not None:
             shape[cut] *= mesh.tp.size
         name = own if names is None else names[own]

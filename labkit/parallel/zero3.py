@@ -56,6 +56,7 @@ from labkit.comm.private import private
 from labkit.parallel.bucket import Named, Pending, by_kind
 from labkit.parallel.data_parallel import MakeOptimizer
 from labkit.parallel.sharded import Codec, Shard, Sharded
+from labkit.plan.contracts import HasMasters
 
 graph_task: Any = private("torch._C._current_graph_task_id")
 tree_flatten: Any = private("torch.utils._pytree.tree_flatten")
@@ -114,7 +115,7 @@ class ZeRO3(Sharded):
             for user in users:
                 self._watch(user, self.units[-1])
         self._own([shard for unit in self.units for shard in unit.shards], make_optimizer)
-        if hasattr(self.optimizer, "masters") and compute_dtype is not None:
+        if isinstance(self.optimizer, HasMasters) and compute_dtype is not None:
             for shard in self.shards:
                 shard.narrow(compute_dtype)
         self._agree()

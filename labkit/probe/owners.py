@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.plan.breakdown import KINDS
+from labkit.plan.contracts import HasMasters
 from labkit.probe.storages import Held, Storages
 from labkit.probe.tracker import FakeTensor, ModuleTracker, Operators, current_node, tensors_in
 
@@ -164,8 +165,7 @@ class Owners:
                 self._state_of(optimizer)
 
     def _parameters_of(self, optimizer: Optimizer) -> None:
-        pairs = getattr(optimizer, "masters", {})  # {what the model has: the copy that is stepped on}
-        for number, (parameter, master) in enumerate(pairs.items()):
+        for number, (parameter, master) in enumerate(_masters_of(optimizer).items()):
             self._parameter(parameter, PARAMETERS, f"optimizer's parameter {number}")
             if master is not parameter:
                 self._masters[master] = None
@@ -178,7 +178,7 @@ class Owners:
 
     def _gradients_of(self, optimizer: Optimizer) -> None:
         stepped_on = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for parameter in [*getattr(optimizer, "masters", {}), *stepped_on]:
+        for parameter in [*_masters_of(optimizer), *stepped_on]:
             grad = parameter.grad
             if grad is not None and not self._storages.sure(grad, GRADIENTS, CERTAINTY[GRADIENTS]):
                 self._storages.keep(grad, GRADIENTS, CERTAINTY[GRADIENTS], self._name_of(parameter))
@@ -324,3 +324,8 @@ def _tensors(node: Any, fields: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]
     for name, kept in getattr(node, "__dict__", {}).items():  # `ctx.x = x` in an autograd.Function
         for tensor in tensors_in(kept):
             yield name, tensor
+
+
+def _masters_of(optimizer: Optimizer) -> Mapping[Any, Any]:
+    """What the model has -> the copy that is stepped on; empty for an optimizer that steps on the model's own."""
+    return optimizer.masters if isinstance(optimizer, HasMasters) else {}

@@ -31,6 +31,7 @@ from torch.optim import AdamW, Optimizer
 
 from labkit.comm.group import Group
 from labkit.comm.matrix_owners import Owners, Piece
+from labkit.plan.contracts import cut_of
 from labkit.plan.matrices import MatrixLaw
 from labkit.plan.owners import Held, Run
 
@@ -61,8 +62,7 @@ class ByMatrix(Optimizer):
         self.tp = tp
         self._tie()
         self.pieces = [
-            Piece(p, slice(0, p.numel()), tuple(p.shape), (Run(0, 0, p.numel()),), getattr(p, "shard_dim", None))
-            for p in self.matrices
+            Piece(p, slice(0, p.numel()), tuple(p.shape), (Run(0, 0, p.numel()),), cut_of(p)) for p in self.matrices
         ]
         self.dp: Owners | None = None
         self._meet()

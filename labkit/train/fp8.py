@@ -70,6 +70,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from labkit.comm.private import private, scaled_product
+from labkit.plan.contracts import InEightBits, Multiplies, StaysWide
 from labkit.plan.recipe import HISTORY
 from labkit.train.blocks import InMX, InNVFP4, InTiles
 from labkit.train.formats import E4M3, E5M2, Format
@@ -241,7 +242,7 @@ def in_fp8_(module: nn.Module, scaling: str = "tensor", seed: int = 0) -> None:
         raise ValueError(f"a scaling is one of {', '.join(SCALINGS)}, got {scaling!r}")
     draw = random.Random(seed)
     for part in module.modules():
-        if (isinstance(part, nn.Linear) or hasattr(part, "product")) and not hasattr(part, "stays_wide"):
+        if isinstance(part, nn.Linear | Multiplies) and not isinstance(part, StaysWide):
             multiply = SCALINGS[scaling](draw.getrandbits(62), part.weight.device)  # type: ignore[arg-type]
             part.multiply = multiply  # type: ignore[assignment]
             if isinstance(part, nn.Linear):
@@ -252,7 +253,7 @@ def in_fp8_(module: nn.Module, scaling: str = "tensor", seed: int = 0) -> None:
 
 def in_8_bits(module: nn.Module) -> list[nn.Module]:
     """The linears of a module that `in_fp8_` has changed, in order."""
-    return [part for part in module.modules() if hasattr(part, "multiply")]
+    return [part for part in module.modules() if isinstance(part, InEightBits)]
 
 
 def weights_in_8_bits(module: nn.Module) -> int:

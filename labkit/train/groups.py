@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from labkit.plan.contracts import group_of
 from labkit.plan.groups import Grouping, ParamGroup
 from labkit.train.gpt import Block
 
@@ -36,7 +37,7 @@ def grouped(params: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any
     Each has `by_matrix`, which optimizers on whole matrices read (by_matrix.py) and others keep."""
     groups: dict[ParamGroup, list[Tensor]] = {}
     for p in params:
-        groups.setdefault(getattr(p, "param_group", None) or ParamGroup(), []).append(p)
+        groups.setdefault(group_of(p) or ParamGroup(), []).append(p)
     return [
         {"params": members, "weight_decay": weight_decay if group.decays else 0.0, "by_matrix": group.by_matrix}
         for group, members in groups.items()

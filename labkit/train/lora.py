@@ -33,6 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from labkit.plan.contracts import cut_of
+
 
 class LoRALinear(nn.Module):
     """A frozen `linear` and its correction of rank r.   [.., I] -> [.., O]
@@ -193,7 +195,7 @@ def load_adapter(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 def _check(linear: nn.Module, rank: int, alpha: float | None, dropout: float, name: str = "it") -> None:
     kind = type(linear).__name__
-    if hasattr(getattr(linear, "weight", None), "shard_dim"):
+    if cut_of(getattr(linear, "weight", None)) is not None:
         raise ValueError(
             f"{name} ({kind}) is cut over tensor-parallel ranks: A's gradient would have to be summed over them; "
             "use LoRA with data or pipeline parallelism, or merge_ it before the model is cut"

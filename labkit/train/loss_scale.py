@@ -38,6 +38,7 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.comm.private import private
+from labkit.plan.contracts import OwnsGradients
 
 SMALLEST = 2.0**-126
 """Below this a scale has no finite reciprocal in fp32."""
@@ -200,7 +201,7 @@ class Scaler:
 
 
 def _grads(target: Target) -> list[Tensor]:
-    if isinstance(target, torch.optim.Optimizer) and not hasattr(target, "grads"):
+    if isinstance(target, torch.optim.Optimizer) and not isinstance(target, OwnsGradients):
         return [p.grad for group in target.param_groups for p in group["params"] if p.grad is not None]
     return list(target.grads())
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from labkit.comm.private import private
+from labkit.plan.contracts import mark_as, needs_whole_layers
 from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
 from labkit.train.explore import Table, explore, limits
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, INT8, TF32, Bits, Format, round_to
@@ -77,7 +78,7 @@ class MasterWeights(Optimizer):
         self.inner = make_optimizer(masters)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self._share()
-        self.needs_whole_layers = getattr(self.inner, "needs_whole_layers", False)  # LARS and LAMB
+        self.needs_whole_layers = needs_whole_layers(self.inner)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters later, as torch's optimizers do; the narrow ones get masters."""
@@ -94,10 +95,7 @@ class MasterWeights(Optimizer):
         if p in self.masters or p.dtype not in NARROW:
             return self.masters.setdefault(p, p)
         master = p.detach().float().requires_grad_(p.requires_grad)
-        if hasattr(p, "shard_dim"):  # a tensor-parallel part of a layer stays known as one
-            master.shard_dim = p.shard_dim  # type: ignore[attr-defined]
-        if hasattr(p, "param_group"):  # as does its parameter group
-            master.param_group = p.param_group  # type: ignore[attr-defined]
+        mark_as(master, p)  # a tensor-parallel part of a layer stays known as one, as does its parameter group
         self.masters[p] = master
         return master
 

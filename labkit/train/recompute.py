@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from labkit.comm.private import private
+from labkit.plan.contracts import Gathers
 from labkit.train.gpt import MLP, Block
 
 storage_key: Any = private("torch.UntypedStorage._cdata")
@@ -66,7 +67,7 @@ def recompute_selectively_(block: Block, gathers_only: bool = False) -> None:
 def _doors(block: Block) -> list[Any]:
     """What gathers the whole sequence: layers, and hooks before modules whose layers share one gather."""
     places = [place for module in block.modules() for place in (module, *hooks_before_forward(module).values())]
-    return [place for place in places if getattr(place, "gathers", False)]
+    return [place for place in places if isinstance(place, Gathers) and place.gathers]
 
 
 class Results:

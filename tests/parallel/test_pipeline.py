@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import Cluster, Layout, Mesh, run_threads
 from labkit.parallel import checkpoints
+from labkit.parallel.backward_halves import input_first
 from labkit.parallel.ddp import DDP
-from labkit.parallel.pipeline import Pipeline, input_first
+from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
@@ -234,8 +235,6 @@ def test_a_second_step_adds_to_the_gradients():
         stage = copy.deepcopy(stages[group.rank])
         made = Pipeline({group.rank: stage}, schedule, group, loss=mse)
         losses = [made.step(inputs if group.rank == 0 else None, targets if group.rank else None) for _ in range(2)]
-        assert not made.held
-        assert not made.weights
         return losses, [p.grad for p in stage.parameters()]
 
     (first, second), _ = run_threads(twice, 2)[1]

@@ -16,7 +16,8 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
-from labkit.parallel.pipeline import Pipeline, action_of_tag
+from labkit.parallel.pipeline import Pipeline
+from labkit.parallel.stage_messages import action_of_tag
 from labkit.plan.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
 from labkit.plan.schedule import (
     Schedule,
