@@ -355,7 +355,7 @@ class TrainStep:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of this rank's parameters, whole over dp, but for experts that left it: the N of the laws."""
-        return sum(p.numel() * p.element_size() for stage in self.stages.values() for p in stage.parameters())
+        return sum(p.nbytes for stage in self.stages.values() for p in stage.parameters())
 
     @property
     def coded_params(self) -> int:

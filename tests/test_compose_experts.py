@@ -245,7 +245,7 @@ def what_it_sends(group, config, recipe, layout):
     step(*rows, 1)
     counts = sum(layer.load - was for layer, was in zip(layers, before, strict=True)).tolist()
     (experts,) = step.besides
-    held = sum(p.numel() * p.element_size() for p in experts.module.parameters())
+    held = sum(p.nbytes for p in experts.module.parameters())
     sent = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("ep", "expert_dp")}
     return sent, counts, held, step.parameter_bytes, len(layers)
 

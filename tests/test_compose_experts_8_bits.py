@@ -139,7 +139,7 @@ def test_histories_of_experts_are_agreed_on_by_those_who_hold_them(layout):
 def sent(group, recipe, layout):
     """Bytes of the second step by axis, those of experts and the rest, and how many of each travel as codes."""
     step = trained(group, recipe, layout, 2)
-    held = sum(p.numel() * p.element_size() for sync in step.besides[:1] for p in sync.module.parameters())
+    held = sum(p.nbytes for sync in step.besides[:1] for p in sync.module.parameters())
     axes = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("dp", "expert_dp")}
     return axes, held, step.coded_experts, step.parameter_bytes, step.coded_params
 

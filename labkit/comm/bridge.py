@@ -64,6 +64,7 @@ from labkit.comm.ledger import Aside, Call, Ledger
 from labkit.comm.libraries import within
 from labkit.comm.process_groups import Pair, apart
 from labkit.comm.stream import Apart, Started, Stream, streams_of
+from labkit.plan.words import dtype_name
 
 BACKEND = "labkit"
 OPS = MappingProxyType({"SUM": "sum", "AVG": "mean", "MAX": "max", "MIN": "min"})
@@ -517,7 +518,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         device = at or (outputs[0].device if outputs else torch.device(group.device))
         place = self._place(device)
         group.counted[0] += 1
-        shape, dtype = (None, "") if like is None else (tuple(like.shape), str(like.dtype)[6:])
+        shape, dtype = (None, "") if like is None else (tuple(like.shape), dtype_name(like.dtype))
         call = Call(name, group.axis, group.ranks, group.rank, None, 0, shape, dtype, group.counted[0], op, line)
         with Watched(group.ledger, call):  # a call that does not match the other ranks' is refused here
             inference = torch.is_inference_mode_enabled()

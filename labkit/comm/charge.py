@@ -26,7 +26,7 @@ def charged_bytes(
     verb: str, x: Tensor, rank: int, size: int, source: int = 0, send_rows: Sequence[int] | None = None
 ) -> int:
     """Bytes that `rank` of `size` sends when it hands x to this collective; by the table above."""
-    n_bytes = x.numel() * x.element_size()
+    n_bytes = x.nbytes
     if size == 1 or not n_bytes or verb == "barrier":
         return 0
     if verb == "broadcast":

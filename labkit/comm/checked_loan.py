@@ -21,7 +21,7 @@ def mark_of(x: Tensor, most_bytes: int | None = SAMPLE_BYTES) -> int:
     """A number that changes with the bytes of a contiguous tensor, of a large one with those of an even sample.
 
     No operator of torch is called, and no memory of torch's is taken. A tensor of another device gives 0."""
-    n_bytes = x.numel() * x.element_size()
+    n_bytes = x.nbytes
     if not n_bytes or x.device.type != "cpu":
         return 0
     raw = (ctypes.c_char * n_bytes).from_address(x.data_ptr())

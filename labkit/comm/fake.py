@@ -34,6 +34,7 @@ from labkit.comm.group import Group, Work, check_in_place, check_message, check_
 from labkit.comm.ledger import Ledger
 from labkit.comm.message import EAGER_BYTES, PIECE_BYTES, as_bytes
 from labkit.comm.native import Through, UnderWay
+from labkit.plan.words import dtype_name
 
 Hear = Callable[[str, int, int], Tensor | None]
 """(axis, global rank of the sender, tag) -> the tensor that it sends, or None to go by the echo."""
@@ -70,7 +71,7 @@ class FakeGroup(Group):
             self.tap("send", self.ranks[to], tag, x)
         sending = self.ledger.keep(Unreceived(x))
         self.wire.sent[self.axis].append((tuple(x.shape), x.dtype))
-        number = self.ledger.open("send", self.axis, self.ranks[to], x.numel() * x.element_size(), tag)
+        number = self.ledger.open("send", self.axis, self.ranks[to], x.nbytes, tag)
         return Work(self.ledger, call, sending, number)
 
     def recv_start(self, source: int, tag: int = 0, into: Tensor | None = None) -> Work:
@@ -159,7 +160,7 @@ class Unsent(Prompt):
     def arrive(self) -> Iterator[Tensor]:
         """The message in the pieces in which it would arrive."""
         flat = self.wait().view(-1)
-        large = flat.numel() * flat.element_size() > EAGER_BYTES
+        large = flat.nbytes > EAGER_BYTES
         yield from flat.split(PIECE_BYTES // flat.element_size()) if large else (flat,)
 
     def wait(self) -> Tensor:
@@ -246,7 +247,7 @@ def _mean(y: Tensor, op: str, size: int) -> Tensor:
 def _fake(x: Tensor) -> Tensor:
     if x.numel() and x.untyped_storage().device.type != "meta":  # where a fake tensor's storage lies too
         raise ValueError(
-            f"a fake world has nobody to add to the values of a real tensor {tuple(x.shape)} {str(x.dtype)[6:]}: "
+            f"a fake world has nobody to add to the values of a real tensor {tuple(x.shape)} {dtype_name(x.dtype)}: "
             "rehearse the function, labkit.run_fake(fn, n_ranks), or run it on a real world"
         )
     return x

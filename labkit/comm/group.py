@@ -22,6 +22,8 @@ from torch import Tensor
 from labkit.comm.charge import charged_bytes
 from labkit.comm.ledger import Call, Ledger
 from labkit.comm.message import MOST_DIMS, Wire, code_of, receiving, sending
+from labkit.plan.checks import is_whole
+from labkit.plan.words import dtype_name
 
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 OPS = ("sum", "mean", "max", "min")
@@ -282,7 +284,7 @@ class Group:
     ) -> Call:
         if peer is not None and x is not None:
             shape = tuple(x.shape)
-        dtype = "" if x is None or shape is None else str(x.dtype)[6:]
+        dtype = "" if x is None or shape is None else dtype_name(x.dtype)
         return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
 
 
@@ -383,7 +385,7 @@ def check_op(group: Group, x: Tensor, op: str) -> None:
         raise ValueError(f"complex numbers have no {op}, for they have no order: use x.abs()")
     if op == "mean" and not (x.is_floating_point() or x.is_complex()):
         raise ValueError(
-            f"the mean of {str(x.dtype)[6:]} tensors is not a whole number: "
+            f"the mean of {dtype_name(x.dtype)} tensors is not a whole number: "
             'use x.float(), or op="sum" and divide yourself'
         )
 
@@ -397,7 +399,7 @@ def check_dtype(group: Group, verb: str, x: Tensor) -> None:
 
 def check_peer(group: Group, peer: int, what: str, itself: bool = False) -> None:
     """ValueError unless `peer` is another member of the group or, with `itself`, any member."""
-    if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < group.size:
+    if not is_whole(peer, 0) or peer >= group.size:
         raise ValueError(f"cannot {what} {peer!r}: ranks of the {group.axis} group are 0 to {group.size - 1}")
     if peer == group.rank and not itself:
         raise ValueError(f"rank {peer} cannot {what} itself")
@@ -415,7 +417,7 @@ def check_message(group: Group, x: Tensor, to: int) -> Tensor:
 
 def check_tag(tag: int) -> int:
     """The tag itself. ValueError if it is not a whole number from 0 to 2^20 - 1."""
-    if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag < TAGS:
+    if not is_whole(tag, 0) or tag >= TAGS:
         raise ValueError(f"a tag is a whole number from 0 to {TAGS - 1:,}, got {tag!r}")
     return tag
 
@@ -449,9 +451,9 @@ def check_in_place(x: Tensor, what: str, shape: tuple[int, ...] | None = None, l
         raise ValueError(f"{what} needs a contiguous tensor, got strides {x.stride()}: use x.contiguous()")
     if like is not None and (tuple(x.shape) != shape or x.dtype != like.dtype):
         raise ValueError(
-            f"{what} must have shape {shape} {str(like.dtype)[6:]}, got {tuple(x.shape)} {str(x.dtype)[6:]}"
+            f"{what} must have shape {shape} {dtype_name(like.dtype)}, got {tuple(x.shape)} {dtype_name(x.dtype)}"
         )
 
 
 def _n_bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
+    return x.nbytes

@@ -326,7 +326,7 @@ class Out:
     def __init__(self, box: Mailbox, x: Tensor, to: int, group: int, tag: int, marked: bool = True):
         self.box, self.to, self.group, self.tag, self.marked = box, to, group, tag, marked
         self.x: Tensor | None = x
-        self.n_bytes = x.numel() * x.element_size()
+        self.n_bytes = x.nbytes
         self.mark, self.over = -1, False
         box.post(self)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.checked_loan import Lent
+from labkit.plan.words import dtype_name
 
 SLAB_BYTES = 4096
 HEADER = struct.Struct("<BB8q3d")  # dtype code, number of dims, up to 8 sizes, stamp of the lane
@@ -131,7 +132,7 @@ class Receiving:
         self.header = wire.irecv(self.slab, source, _announcing(tag))
         self.pieces: list[Handle] = []
         self.lane, self.stamp = _lane(wire, source, False), UNSTAMPED
-        n_bytes = 0 if into is None else into.numel() * into.element_size()
+        n_bytes = 0 if into is None else into.nbytes
         if into is not None and n_bytes and travels_apart(wire, n_bytes):
             self._ask(as_bytes(into))  # the size is known: the payload need not wait for the header
         self.result: Tensor | None = None
@@ -206,8 +207,8 @@ def misfit(source: int, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor
     if tuple(into.shape) == shape and into.dtype == dtype:
         return ""
     return (
-        f"rank {source} of the group sent shape {shape} {str(dtype)[6:]}, this rank expected shape "
-        f"{tuple(into.shape)} {str(into.dtype)[6:]} (into=): make them equal, or receive without into="
+        f"rank {source} of the group sent shape {shape} {dtype_name(dtype)}, this rank expected shape "
+        f"{tuple(into.shape)} {dtype_name(into.dtype)} (into=): make them equal, or receive without into="
     )
 
 
@@ -250,4 +251,6 @@ def code_of(dtype: torch.dtype) -> int:
     try:
         return DTYPES.index(dtype)
     except ValueError:
-        raise ValueError(f"cannot send {str(dtype)[6:]}; can send {', '.join(str(d)[6:] for d in DTYPES)}") from None
+        raise ValueError(
+            f"cannot send {dtype_name(dtype)}; can send {', '.join(dtype_name(d) for d in DTYPES)}"
+        ) from None

@@ -68,7 +68,7 @@ def broadcast(x: Tensor, group: Group, source: int = 0) -> Tensor:
     n, place = group.size, (group.rank - source) % group.size
     out = x.clone(memory_format=torch.contiguous_format)
     sent = []
-    for segment in out.view(-1).tensor_split(max(1, out.numel() * out.element_size() // SEGMENT_BYTES)):
+    for segment in out.view(-1).tensor_split(max(1, out.nbytes // SEGMENT_BYTES)):
         if place > 0:
             group.recv((group.rank - 1) % n, into=segment)
         if place < n - 1:

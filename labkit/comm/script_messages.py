@@ -98,7 +98,7 @@ class Overheard:
         with self._lock:
             self._last += 1
             self.calls[verb, caller] += 1
-            self.bytes[verb, caller] += tensor.numel() * tensor.element_size()
+            self.bytes[verb, caller] += tensor.nbytes
             dtype = str(tensor.dtype).removeprefix("torch.")
             message = Message(verb, peer, tag, tuple(tensor.shape), dtype, time.monotonic(), caller)
             self._under_way[self._last] = message, None

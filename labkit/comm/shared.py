@@ -133,7 +133,7 @@ class Shared(Native):
 
     def all_reduce(self, x: Tensor, group: Group, op: str = "sum") -> Tensor:
         """Sum of x over the group, the same bits on every rank.   same shape"""
-        n, me, n_bytes = self.size, self.rank, x.numel() * x.element_size()
+        n, me, n_bytes = self.size, self.rank, x.nbytes
         group.ledger.charge(charged_bytes("all_reduce", x, me, n))
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         own, out = (x if x.is_contiguous() else _aside(x)).view(-1), y.view(-1)
@@ -155,7 +155,7 @@ class Shared(Native):
         """This rank's part of the sum.   [n*k, ...] -> [k, ...]"""
         if x.shape[0] % self.size:
             return super().reduce_scatter(x, group, op)
-        n_bytes = x.numel() * x.element_size()
+        n_bytes = x.nbytes
         group.ledger.charge(charged_bytes("reduce_scatter", x, self.rank, self.size))
         source = x.contiguous()
         y = source.new_empty((x.shape[0] // self.size, *x.shape[1:]))
@@ -166,7 +166,7 @@ class Shared(Native):
 
     def all_gather(self, x: Tensor, group: Group) -> Tensor:
         """Everybody's x, joined along dim 0.   [k, ...] -> [n*k, ...]"""
-        n_bytes = x.numel() * x.element_size()
+        n_bytes = x.nbytes
         group.ledger.charge(charged_bytes("all_gather", x, self.rank, self.size))
         source = x.contiguous()
         y = source.new_empty((self.size * x.shape[0], *x.shape[1:]))
@@ -187,7 +187,7 @@ class Shared(Native):
         group.ledger.charge(charged_bytes("all_to_all", x, self.rank, self.size, send_rows=send_rows))
         if send_rows is not None and receive_rows is not None:
             return self._exchange(x.contiguous().split(list(send_rows)), receive_rows)
-        n_bytes = x.numel() * x.element_size()
+        n_bytes = x.nbytes
         source, part = x.contiguous(), n_bytes // self.size
         y = torch.empty_like(source)
         for member, letter in self._show(source).items():
@@ -198,7 +198,7 @@ class Shared(Native):
 
     def broadcast(self, x: Tensor, group: Group, source: int = 0) -> Tensor:
         """The source's x.   same shape"""
-        n_bytes = x.numel() * x.element_size()
+        n_bytes = x.nbytes
         group.ledger.charge(charged_bytes("broadcast", x, self.rank, self.size, source))
         y = x.clone(memory_format=torch.contiguous_format)
         if self.rank == source:
@@ -288,14 +288,14 @@ class Shared(Native):
 
 
 def _n_bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
+    return x.nbytes
 
 
 def _aside(x: Tensor) -> Tensor:
     """A contiguous copy of x that, like the buffers of gloo, is no memory of torch's."""
     if not x.numel():
         return x.contiguous()
-    copy = torch.frombuffer(bytearray(x.numel() * x.element_size()), dtype=x.dtype).view(x.shape)
+    copy = torch.frombuffer(bytearray(x.nbytes), dtype=x.dtype).view(x.shape)
     return copy.copy_(x)
 
 

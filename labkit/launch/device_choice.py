@@ -14,6 +14,7 @@ from labkit.launch.call_context import MakesAround
 from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, trouble, usable
 from labkit.launch.verdict import Verdict, doubt, kept_verdict
 from labkit.launch.zygote import Gone, zygote
+from labkit.plan.checks import is_whole
 from labkit.plan.topology import Links
 
 WIRES = ("gloo", "shared", "nccl")
@@ -74,7 +75,7 @@ def choose(
     """
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}: use {' or '.join(map(repr, WIRES))}")
-    if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
+    if not is_whole(n_ranks):
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
     limits.check(n_ranks)
     if around is not None:

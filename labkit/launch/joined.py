@@ -36,6 +36,7 @@ from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reliable_messages import Letters
 from labkit.launch.versions import boot, versions
 from labkit.launch.warden import Ended
+from labkit.plan.checks import is_whole
 
 PING_S = 0.25
 JOIN_S, JOIN_RANK_S = 60.0, 1.0
@@ -469,7 +470,7 @@ class JoinedRanks(Ranks):
 
 
 def _choose(n_ranks: int, nodes: int, device: str) -> Choice:
-    if not isinstance(n_ranks, int) or isinstance(n_ranks, bool) or n_ranks < 1:
+    if not is_whole(n_ranks):
         raise ValueError(f"a cluster needs at least 1 rank, got n_ranks={n_ranks!r}")
     if not isinstance(nodes, int) or nodes < 1 or n_ranks % nodes:
         raise ValueError(f"{n_ranks} ranks cannot be shared out equally among nodes={nodes!r}: take a divisor")

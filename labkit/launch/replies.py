@@ -17,6 +17,7 @@ from typing import Any
 from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.reply import Reply
 from labkit.launch.table import html_table, text_table
+from labkit.plan.words import dtype_name
 
 FEW, LONGEST = 8, 40
 """The most elements of a tensor that are shown, and the most characters of a value."""
@@ -55,7 +56,7 @@ class _Short(reprlib.Repr):
         return (
             words
             if x.numel() <= FEW and len(words) < LONGEST
-            else f"{type(x).__name__} {tuple(x.shape)} {str(x.dtype)[6:]}"
+            else f"{type(x).__name__} {tuple(x.shape)} {dtype_name(x.dtype)}"
         )
 
     repr_Parameter = repr_Tensor

@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.launch import system
+from labkit.plan.words import dtype_name
 
 LARGE_BYTES = 1 << 20
 """From here on a buffer goes through shared memory: below, mapping pages costs more than copying them."""
@@ -71,7 +72,7 @@ def _reduce_tensor(x: Any, torch: types.ModuleType) -> Any:
         raw = dense.reshape(-1).view(torch.uint8).numpy() if dense.numel() else b""
     return _tensor, (
         pickle.PickleBuffer(raw),
-        str(x.dtype)[6:],
+        dtype_name(x.dtype),
         tuple(x.shape),
         x.requires_grad,
         kind is not torch.Tensor,

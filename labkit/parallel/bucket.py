@@ -30,6 +30,7 @@ from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
 from labkit.plan.buckets import fill
 from labkit.plan.contracts import cut_of, group_of
+from labkit.plan.words import dtype_name
 
 Named = tuple[str, nn.Parameter]
 
@@ -61,7 +62,7 @@ class Flat:
         names, params = tuple(name for name, _ in named), tuple(p for _, p in named)
         kinds = {(p.dtype, p.device) for p in params}
         if len(kinds) != 1:
-            listed = ", ".join(sorted(f"{str(dtype)[6:]} on {device}" for dtype, device in kinds))
+            listed = ", ".join(sorted(f"{dtype_name(dtype)} on {device}" for dtype, device in kinds))
             raise ValueError(f"one flat buffer holds one dtype on one device, got {listed or 'no parameters'}")
         ends = tuple(accumulate(p.numel() for p in params))
         # -x % n is the padding: what is missing to the next multiple of n
@@ -122,8 +123,8 @@ class Bucket:
                 window.mul_(share)
         elif p.grad.layout is not torch.strided or (p.grad.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
-                f"{self.flat.names[k]} has a {p.grad.layout} gradient {str(p.grad.dtype)[6:]} on {p.device}, a bucket "
-                f"is dense {str(window.dtype)[6:]} on {window.device}: convert the module before DDP, use sparse=False"
+                f"{self.flat.names[k]} has a {p.grad.layout} gradient {dtype_name(p.grad.dtype)} on {p.device}, a bucket "
+                f"is dense {dtype_name(window.dtype)} on {window.device}: convert the module before DDP, use sparse=False"
             )
         else:
             torch.mul(p.grad.detach(), share, out=window)  # a new gradient is copied anyway: scaling it is free
@@ -237,13 +238,13 @@ def as_on_rank_0(tensors: Sequence[Tensor], group: Group, run_bytes: int = 2**20
     held = 0
     for k, x in enumerate(tensors if group.size > 1 else ()):
         run.append(x)
-        held += x.numel() * x.element_size()
+        held += x.nbytes
         if held < run_bytes and k + 1 < len(tensors):
             continue
         # as bytes: one message may carry floats, integers and flags together
         raw = group.broadcast(torch.cat([as_bytes(y.detach().contiguous()).to(group.device) for y in run]))
         if group.rank:
-            for y, part in zip(run, raw.split([y.numel() * y.element_size() for y in run]), strict=True):
+            for y, part in zip(run, raw.split([y.nbytes for y in run]), strict=True):
                 # through .data, which leaves the version counter alone: a graph that has saved y may still run backward
                 y.data.copy_(part.clone().view(y.dtype).view(y.shape))
         run, held = [], 0

@@ -27,6 +27,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.comm.private import private
 from labkit.plan.contracts import HasMasters
+from labkit.plan.words import dtype_name
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for a list of parameters: `lambda params: torch.optim.AdamW(params, lr=1e-3)`."""
@@ -135,7 +136,7 @@ def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
 
 def check_module(module: nn.Module, group: Group) -> None:
     """Check that the module is the same on every rank; ValueError on every rank that names the first difference."""
-    own = [f"{name} {tuple(p.shape)} {str(p.dtype)[6:]} {p.requires_grad}" for name, p in module.named_parameters()]
+    own = [f"{name} {tuple(p.shape)} {dtype_name(p.dtype)} {p.requires_grad}" for name, p in module.named_parameters()]
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
     text = "\n".join(own).encode()

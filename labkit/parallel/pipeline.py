@@ -41,6 +41,7 @@ from labkit.parallel.backward_halves import input_first
 from labkit.parallel.stage_messages import StageMessages
 from labkit.plan.program import KINDS
 from labkit.plan.schedule import Action, Schedule, Span, validate
+from labkit.plan.words import dtype_name
 
 
 class Sync(Protocol):
@@ -281,12 +282,12 @@ class Step:
 
 def _is_sharded(p: nn.Parameter) -> bool:
     """True if ZeRO-3 has freed the whole weight: its tensor has fewer bytes of memory than its shape asks for."""
-    return p.untyped_storage().nbytes() < p.numel() * p.element_size()
+    return p.untyped_storage().nbytes() < p.nbytes
 
 
 def _kind(x: Any) -> str:
-    return f"{x.dim()} dims {str(x.dtype)[6:]}" if isinstance(x, Tensor) else type(x).__name__
+    return f"{x.dim()} dims {dtype_name(x.dtype)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def _described(y: Any) -> str:
-    return f"shape {tuple(y.shape)} {str(y.dtype)[6:]}" if isinstance(y, Tensor) else type(y).__name__
+    return f"shape {tuple(y.shape)} {dtype_name(y.dtype)}" if isinstance(y, Tensor) else type(y).__name__

@@ -133,4 +133,4 @@ class DataParallelReplicas:
         return moved
 
     def _open(self, verb: str, x: Tensor, to: int) -> int:
-        return self.ledger.open(verb, AXIS, to, x.numel() * x.element_size())
+        return self.ledger.open(verb, AXIS, to, x.nbytes)

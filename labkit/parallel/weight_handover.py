@@ -49,6 +49,7 @@ from labkit.comm.mesh import Mesh, among
 from labkit.parallel.checkpoints import Parts, named_pieces, of_all_ranks, whole_shape
 from labkit.plan.contracts import cut_of
 from labkit.plan.resharding import Block, Move, Place, buffer_bytes, moves, rounds, sent_bytes, wholes
+from labkit.plan.words import dtype_name
 
 BUCKET_BYTES = 25 * 2**20
 Held = dict[Place, Tensor]
@@ -62,7 +63,7 @@ def offered(parts: Parts, mesh: Mesh, world: Group) -> Held:
     held = Held()
     for name, piece in named_pieces(parts):
         where = (whole_shape(piece, mesh), piece.cut, mesh.tp.rank, mesh.tp.size, piece.start, piece.value.numel())
-        held[Place(world.rank, name, *where, str(piece.value.dtype)[6:])] = piece.value
+        held[Place(world.rank, name, *where, dtype_name(piece.value.dtype))] = piece.value
     return held
 
 
@@ -80,7 +81,7 @@ def wanted(model: nn.Module, mesh: Mesh, world: Group, names: Mapping[str, str] 
             shape[cut] *= mesh.tp.size
         name = own if names is None else names[own]
         where = (tuple(shape), cut, mesh.tp.rank, mesh.tp.size, 0, p.numel())
-        held[Place(world.rank, name, *where, str(p.dtype)[6:])] = p.detach().view(-1)
+        held[Place(world.rank, name, *where, dtype_name(p.dtype))] = p.detach().view(-1)
     return held
 
 

@@ -340,7 +340,7 @@ class Unit:
         if self.state == SHARDED:
             for shard in self.shards:
                 # the same storage grows again: what autograd saved in forward are views of it, and must see the weights
-                shard.weights.untyped_storage().resize_(shard.weights.numel() * shard.weights.element_size())
+                shard.weights.untyped_storage().resize_(shard.weights.nbytes)
             self.works = [shard.gather_start() for shard in self.shards]
             self.state = COMING
 

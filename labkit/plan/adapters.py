@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.checks import is_whole
 from labkit.plan.compute_time import Bench
 from labkit.plan.hardware import Hardware
 from labkit.plan.layers import profile
@@ -74,7 +75,7 @@ LORA, QLORA = "arXiv:2106.09685, 4.1", "arXiv:2305.14314, 3"
 def adapter_numel(in_features: int, out_features: int, rank: int) -> int:
     """r (I + O): what A [r, I] and B [O, r] have. ValueError for a rank that the weight cannot have."""
     most = min(in_features, out_features)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
+    if not is_whole(rank) or rank > most:
         raise ValueError(f"a {out_features} x {in_features} weight takes a rank of 1 to {most}, got {rank!r}")
     return rank * (in_features + out_features)
 

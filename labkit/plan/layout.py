@@ -22,6 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from labkit.plan.checks import is_whole
+
 AXES = ("dp", "pp", "tp")
 """The axes that every model has a use for."""
 GRID = ("dp", "pp", "cp", "tp")
@@ -49,7 +51,7 @@ class Layout:
     def __post_init__(self) -> None:
         for axis in (*GRID, "ep"):
             size = getattr(self, axis)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            if not is_whole(size):
                 raise ValueError(f"{axis} must be a whole number of ranks, at least 1, got {size!r}")
         if self.dp % self.ep:
             raise ValueError(f"ep={self.ep} deals experts out along dp={self.dp}: take a divisor of {self.dp}")
@@ -115,7 +117,7 @@ class Layout:
             Layout(dp=4).cut(2, of=1)      [0 1] [2 3]  ->  (0, 1), (1, 3)
 
         Raises ValueError if dp is no multiple of `shard`."""
-        if not isinstance(shard, int) or isinstance(shard, bool) or shard < 1 or self.dp % shard:
+        if not is_whole(shard) or self.dp % shard:
             raise ValueError(f"dp={self.dp} ranks do not cut into groups of {shard!r}: take a divisor of {self.dp}")
         ranks, index = self.ranks("dp", of), self.coords(of)["dp"]
         first = index - index % shard

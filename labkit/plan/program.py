@@ -19,6 +19,8 @@ from functools import cached_property
 from itertools import starmap
 from typing import NamedTuple
 
+from labkit.plan.checks import is_whole
+
 KINDS = ("F", "B", "W")
 
 
@@ -178,5 +180,5 @@ def _listed(actions: Iterable[Action]) -> str:
 def check_counts(**counts: int) -> None:
     """ValueError that names the first that is not a whole number, 1 or more."""
     for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if not is_whole(count):
             raise ValueError(f"{name} must be a whole number, at least 1, got {count!r}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from labkit.plan.checks import is_whole
 from labkit.plan.groups import Grouping
 from labkit.plan.layout import CUT_AXES, Layout
 from labkit.plan.optimizers import LAWS, OptimizerLaw
@@ -130,7 +131,7 @@ class Recipe:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("batch_size", "n_micro", "stages_per_rank", "bucket_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("lr", "weight_decay", "warmup_steps", "prefetch"):
             if not getattr(self, name) >= 0:
@@ -181,7 +182,7 @@ class Recipe:
     def _check_sharding(self) -> None:
         """The choices that only ZeRO-3 has. Whether dp is a multiple of `shard_ranks` is asked where dp is known."""
         groups = self.shard_ranks
-        if groups is not None and (not isinstance(groups, int) or isinstance(groups, bool) or groups < 1):
+        if groups is not None and not is_whole(groups):
             raise ValueError(f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {groups!r}")
         if self.strategy != "zero3" and (groups is not None or not self.reshard):
             option = f"shard_ranks={groups}" if groups is not None else "reshard=False"

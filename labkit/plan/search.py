@@ -35,6 +35,7 @@ from typing import Any
 
 from labkit.plan.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.breakdown import Breakdown
+from labkit.plan.checks import is_whole
 from labkit.plan.hardware import Hardware
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
@@ -145,7 +146,7 @@ def plans(
         ("global_batch", global_batch),
         ("seq", shape.seq if seq is None else seq),
     ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if precision not in PRECISIONS or not 0 <= headroom < 1:
         raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")

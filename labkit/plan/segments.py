@@ -24,6 +24,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from labkit.plan.checks import is_whole
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -36,8 +38,7 @@ class Stack:
     input_bytes: float
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.n_layer, int) and not isinstance(self.n_layer, bool)
-        if not whole or self.n_layer < 1:
+        if not is_whole(self.n_layer):
             raise ValueError(f"a stack has a whole number of layers, 1 or more; got {self.n_layer!r}")
         if not (0 < self.layer_bytes < math.inf and 0 < self.input_bytes < math.inf):
             raise ValueError(f"bytes are above 0, got a layer of {self.layer_bytes} and an input of {self.input_bytes}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labkit.plan.checks import is_whole
+
 POSITIONS = ("learned", "rotary", "none")
 NORMS = ("layer", "rms")
 
@@ -62,7 +64,7 @@ class Sizes:
         for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "n_kv_head", "head_width"):
             value = getattr(self, name)
             optional = name in ("d_ff", "n_kv_head", "head_width") and value is None
-            if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if not optional and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.head_width is None and self.d_model % self.n_head:
             good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)
@@ -83,11 +85,11 @@ class Sizes:
         """ValueError for experts, or a latent attention, whose sizes do not fit together."""
         for name in ("n_expert", "n_shared", "n_dense", "rope_width"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            if not is_whole(value, 0):
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
         for name in ("top_k", "expert_ff", "q_lora", "kv_lora"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.n_expert and self.top_k > self.n_expert:
             raise ValueError(f"a token cannot go to top_k={self.top_k} of n_expert={self.n_expert} experts")

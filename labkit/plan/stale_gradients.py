@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 
+from labkit.plan.checks import is_whole
+
 
 def limit(staleness: int) -> float:
     """The lr times curvature from which SGD with a constant staleness diverges: 2 for 0, about pi / (2s + 1)."""
@@ -59,7 +61,6 @@ def verdict(staleness: int, rate: float) -> str:
 
 
 def _checked(staleness: int) -> int:
-    whole = isinstance(staleness, int) and not isinstance(staleness, bool)
-    if not whole or staleness < 0:
+    if not is_whole(staleness, 0):
         raise ValueError(f"staleness is a whole number of steps, 0 or more; got {staleness!r}")
     return staleness

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from labkit.plan.checks import is_whole
 from labkit.plan.collectives import Line
 from labkit.plan.link import PRESETS, Edge, Link, link_of, preset
 
@@ -228,6 +229,6 @@ class Links:
 
 
 def _whole(value: int, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_whole(value):
         raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
     return value

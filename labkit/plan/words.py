@@ -12,3 +12,8 @@ def multiples(name: str, value: int, parts: int) -> str:
     """`batch_size=6 or 8 would do` for a `value` of 7 and 2 `parts`: the multiples of `parts` below and above it."""
     below = value // parts * parts
     return f"{name}={f'{below} or ' * (below > 0)}{below + parts} would do"
+
+
+def dtype_name(dtype: object) -> str:
+    """`bfloat16` of torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")

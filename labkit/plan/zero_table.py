@@ -23,6 +23,7 @@ from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.bytes_sent import dp_moves
+from labkit.plan.checks import is_whole
 from labkit.plan.optimizers import LAWS
 from labkit.plan.recipe import STRATEGIES
 
@@ -47,8 +48,7 @@ class ModelState:
     optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.n_ranks, int) and not isinstance(self.n_ranks, bool)
-        if not whole or not 1 <= self.n_ranks <= MOST_RANKS:
+        if not is_whole(self.n_ranks) or self.n_ranks > MOST_RANKS:
             raise ValueError(f"n is a whole number of ranks, 1 to {MOST_RANKS:,}; got {self.n_ranks!r}")
         if not 1 <= self.n_params < 1e15:
             raise ValueError(f"a model has 1 to 10^15 parameters, got {self.n_params!r}")

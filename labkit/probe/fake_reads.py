@@ -32,6 +32,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from labkit.comm.libraries import within
 from labkit.comm.private import have, private
+from labkit.plan.words import dtype_name
 
 FakeTensorMode: Any = private("torch._subclasses.fake_tensor.FakeTensorMode")
 WANTS_VALUE: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException")
@@ -119,7 +120,7 @@ class Fake(FakeTensorMode):
         if within(frame.f_code.co_filename) in DECIDING and name in ("_local_scalar_dense", "equal"):
             self.assumed[place] += 1
             return name == "equal" or _zero_of(args[0])
-        looks = next((f" of {tuple(x.shape)} {str(x.dtype)[6:]}" for x in args if isinstance(x, Tensor)), "")
+        looks = next((f" of {tuple(x.shape)} {dtype_name(x.dtype)}" for x in args if isinstance(x, Tensor)), "")
         wish = "the value" if name == "_local_scalar_dense" else f"the values, for {name.strip('_')},"
         raise ValueError(f"{_line_of(frame)} asks for {wish} of a fake tensor{looks}. {MEND}") from None
 

@@ -133,7 +133,7 @@ def record(
     seen: list[Event] = []
 
     def tap(kind: str, peer: int, tag: int, payload: Tensor) -> None:
-        n_bytes = payload.numel() * payload.element_size()
+        n_bytes = payload.nbytes
         seen.append(Event(kind, group.ranks.index(peer), tag, n_bytes, _first(payload), time.monotonic()))
 
     result = collective(x, group.tapped(tap), **options)

@@ -165,9 +165,7 @@ class GatherProbe:
         self._memory.__exit__(*error)
         seconds = time.perf_counter() - self._began
         units = self.sync.units
-        sizes = tuple(
-            sum(shard.weights.numel() * shard.weights.element_size() for shard in unit.shards) for unit in units
-        )
+        sizes = tuple(sum(shard.weights.nbytes for shard in unit.shards) for unit in units)
         timeline = self._memory.timeline
         entered = [moment for moment in timeline if moment.t <= self._before][
             -1:

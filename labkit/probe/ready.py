@@ -43,9 +43,7 @@ class Arrivals:
     @property
     def gradients(self) -> tuple[Ready, ...]:
         """The gradients that arrived, in the module's order; a parameter without one is left out."""
-        return tuple(
-            Ready(name, p.numel() * p.element_size(), self._at[id(p)]) for name, p in self.named if id(p) in self._at
-        )
+        return tuple(Ready(name, p.nbytes, self._at[id(p)]) for name, p in self.named if id(p) in self._at)
 
     def _arrived(self, p: Tensor) -> None:
         self._at[id(p)] = time.perf_counter() - self.began

@@ -152,8 +152,8 @@ def sizes(optimizer: Optimizer) -> dict[str, int]:
         for parameter in group["params"]:
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             if parameter.requires_grad:
-                whole += parameter.numel() * parameter.element_size()
-                held += local.numel() * local.element_size()
+                whole += parameter.nbytes
+                held += local.nbytes
     return {"parameter_bytes": whole, "held_bytes": held}
 
 

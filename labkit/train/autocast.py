@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from labkit.comm.private import private
+from labkit.plan.words import dtype_name
 from labkit.train.explore import Table
 
 TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
@@ -186,5 +187,5 @@ def _copy(x: Any) -> Any:
 
 def _floating(tree: Any) -> Dtypes:
     """Floating dtypes of all tensors in nested arguments or results: sorted, each once."""
-    dtypes = {str(x.dtype)[6:] for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()}
+    dtypes = {dtype_name(x.dtype) for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()}
     return tuple(sorted(dtypes))

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labkit.plan.checks import is_whole
+
 POSITIONS = ("learned", "rotary")
 BALANCES = ("none", "loss", "bias")
 
@@ -60,7 +62,7 @@ class GPTConfig:
         for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "kv_heads"):
             value = getattr(self, name)
             optional = name in ("d_ff", "kv_heads") and value is None
-            if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if not optional and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.d_model % self.n_head:
             good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
+from labkit.plan.words import dtype_name
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from labkit.train.kv_cache import Decoder, KVCache, OnLayer
@@ -126,7 +127,7 @@ def padded_prompts(prompts: Sequence[Tensor | Sequence[int]], device: torch.devi
     for number, row in enumerate(rows):
         if row.dim() != 1 or not row.numel() or row.is_floating_point():
             raise ValueError(
-                f"prompt {number} is {str(row.dtype)[6:]} {tuple(row.shape)}: prompts are rows of whole numbers, [T] "
+                f"prompt {number} is {dtype_name(row.dtype)} {tuple(row.shape)}: prompts are rows of whole numbers, [T] "
                 "with T above 0"
             )
     if not rows:

@@ -95,7 +95,7 @@ class KVCache:
     @property
     def n_bytes(self) -> int:
         """Bytes of all keys and values, whether they are filled or not."""
-        return sum(x.numel() * x.element_size() for layer in self.layers for x in layer)
+        return sum(x.nbytes for layer in self.layers for x in layer)
 
     @property
     def used_bytes(self) -> int:

@@ -48,7 +48,7 @@ def test_collectives_of_every_dtype_and_size_equal_torchs_own(cluster):
                 x = ((torch.arange(size * n) * 7 + me) % 5).to(dtype)
                 rows = x.reshape(n, size)
                 parts = [torch.empty_like(x) for _ in range(n)]
-                raw = [torch.empty(x.numel() * x.element_size(), dtype=torch.uint8) for _ in range(n)]
+                raw = [torch.empty(x.nbytes, dtype=torch.uint8) for _ in range(n)]
                 dist.all_gather(raw, x.view(torch.uint8))
                 parts = [part.view(dtype) for part in raw]
                 total = sum(parts[1:], parts[0])

@@ -175,8 +175,8 @@ def test_no_sync_and_accumulate_give_the_same_gradients_for_the_bytes_of_one_red
         loss_of(mine, group.rank, 3).backward()
         sync.finish()
         sent = group.ledger.sent_bytes("all_reduce") - before
-        n_bytes = sum(p.numel() * p.element_size() for p in mine.parameters() if p.requires_grad)
-        buckets = [each.numel() * each.element_size() for each in sync.grads()]
+        n_bytes = sum(p.nbytes for p in mine.parameters() if p.requires_grad)
+        buckets = [each.nbytes for each in sync.grads()]
         return gradients(theirs), gradients(mine), sent, n_bytes, buckets
 
     n = cluster.n_ranks

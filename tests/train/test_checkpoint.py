@@ -260,7 +260,7 @@ def saved_bytes(run):
     saved = [0]
 
     def pack(x):
-        saved[0] += 0 if isinstance(x, nn.Parameter) else x.numel() * x.element_size()
+        saved[0] += 0 if isinstance(x, nn.Parameter) else x.nbytes
         return x
 
     with saved_tensors_hooks(pack, lambda x: x):

@@ -124,7 +124,7 @@ def test_trainable_parameters_and_optimizer_memory_are_r_times_i_plus_o(rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer.step()
     moments = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
-    assert sum(t.numel() * t.element_size() for t in moments) == 8 * law
+    assert sum(t.nbytes for t in moments) == 8 * law
 
 
 def test_an_injected_gpt_begins_as_the_model_it_was_and_then_learns():

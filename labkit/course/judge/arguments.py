@@ -15,6 +15,7 @@ from torch import Tensor
 from labkit.course.exercises.problem import Problem, call_each
 from labkit.course.judge import compare
 from labkit.course.judge.run_record import RunRecord
+from labkit.plan.words import dtype_name
 
 MOST_OF_ONE, MOST = 48, 200
 """Letters of one argument's value, and of all arguments together."""
@@ -73,9 +74,9 @@ def one(name: str, value: Any) -> str:
     """An argument in a few words."""
     if isinstance(value, Tensor):
         shape = ", ".join(map(str, value.shape))
-        return f"{name} {str(value.dtype)[6:]} [{shape}]"
+        return f"{name} {dtype_name(value.dtype)} [{shape}]"
     if isinstance(value, torch.dtype):
-        return f"{name}={str(value)[6:]}"
+        return f"{name}={dtype_name(value)}"
     if _plain(value) and len(words := repr(value)) <= MOST_OF_ONE:
         return f"{name}={words}"
     if isinstance(value, float):

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from labkit.plan.words import dtype_name
+
 Drawn = TypeVar("Drawn")
 
 
@@ -76,8 +78,8 @@ class Case:
         kept = {name: value for name, value in self.what.items() if name not in names}
         settings = ", ".join(f"{name} {_short(value)}" for name, value in kept.items())
         ranks = f"{self.n_ranks} rank{'s' if self.n_ranks > 1 else ''}"
-        return f"{ranks}, {str(self.dtype)[6:]}{f', {settings}' if settings else ''}"
+        return f"{ranks}, {dtype_name(self.dtype)}{f', {settings}' if settings else ''}"
 
 
 def _short(value: Any) -> str:
-    return str(value)[6:] if isinstance(value, torch.dtype) else str(value)
+    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.course.exercises.problem import Complaint
+from labkit.plan.words import dtype_name
 from labkit.view.units import plain_text
 
 STEPS, HALF_STEPS = 50, 2
@@ -81,7 +82,7 @@ def _wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | 
 def form(thing: Any) -> str:
     """A short description of a value."""
     if isinstance(thing, Tensor):
-        return f"a tensor of shape {tuple(thing.shape)} {str(thing.dtype)[6:]}"
+        return f"a tensor of shape {tuple(thing.shape)} {dtype_name(thing.dtype)}"
     if isinstance(thing, list | tuple):
         return (
             f"a list of {len(thing)}" if len(thing) > 12 or any(isinstance(x, Tensor) for x in thing) else repr(thing)

@@ -27,6 +27,7 @@ from labkit.comm import by_messages
 from labkit.comm.checked_loan import mark_of
 from labkit.comm.group import VERBS, Group
 from labkit.comm.ledger import Ledger
+from labkit.plan.words import dtype_name
 
 ATTEMPT = "<attempt>"
 HELPERS = "<helpers>"
@@ -68,7 +69,7 @@ class Payload:
     def taken(self) -> Any:
         """Its bytes as they are now; not a copy."""
         self.read = True
-        n_bytes = self.kept.numel() * self.kept.element_size()
+        n_bytes = self.kept.nbytes
         return (
             bytes(n_bytes) if self.gone or not n_bytes else (ctypes.c_char * n_bytes).from_address(self.kept.data_ptr())
         )
@@ -103,7 +104,7 @@ class Line:
         if ends in self.under_way:  # the tensor is the caller's again, and is looked at before it gets the answer
             self.notice(ends)
             del self.under_way[ends]
-        size = 0 if into is None else into.numel() * into.element_size()
+        size = 0 if into is None else into.nbytes
         fits, at = n_bytes in (None, 0, size), 0
         while at < (n_bytes or 0):
             piece = self.connection.recv_bytes()
@@ -186,7 +187,7 @@ class JudgeWire:
     def isend(self, x: Tensor, to: int, tag: int) -> Going:
         """Start sending the bytes of x to group member `to`; a header is the wire's own, and is read at once."""
         number, head = self._line.number(), tag % 1024 == 0
-        size = x.numel() * x.element_size()
+        size = x.nbytes
         self._line.tell("send", number, self.axis, self.ranks[to], tag, size, line_of_attempt())
         self._line.start(number, x, head or self.axis == ASIDE)
         return Going(self._line, number)
@@ -253,13 +254,13 @@ class JudgeWire:
         return self._start("all_gather", x, whole)
 
     def _whole(self, verb: str, x: Tensor, out: Tensor, group: Group, op: str = "sum", source: int = 0) -> Tensor:
-        group.ledger.charge(ring_bytes(verb, len(self.ranks), x.numel() * x.element_size(), self.rank == source))
+        group.ledger.charge(ring_bytes(verb, len(self.ranks), x.nbytes, self.rank == source))
         self._start(verb, x, out, op, source).wait()
         return out
 
     def _start(self, verb: str, x: Tensor, out: Tensor, op: str = "sum", source: int = 0) -> Going:
         number, self.seq = self._line.number(), self.seq + 1
-        call = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], str(x.dtype)[6:], list(x.shape)]
+        call = [verb, self.axis, self.ranks, self.seq, op, self.ranks[source], dtype_name(x.dtype), list(x.shape)]
         self._line.tell("gather", number, *call, line_of_attempt())
         self._line.start(number, x.detach().contiguous())
         return Going(self._line, number, out)

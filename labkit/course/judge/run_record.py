@@ -173,7 +173,7 @@ def weigh(group: Any) -> None:
 
 def n_bytes(thing: Any) -> int:
     """Bytes of all tensors in nested lists, tuples and dicts."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(thing))
+    return sum(tensor.nbytes for tensor in tensors(thing))
 
 
 def tensors(thing: Any) -> list[Tensor]:

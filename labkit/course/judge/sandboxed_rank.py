@@ -32,6 +32,7 @@ from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
 from labkit.course.judge.page_memory import trim
 from labkit.course.judge.run_record import n_bytes, tensors
 from labkit.course.judge.sandbox import Fingerprint
+from labkit.plan.words import dtype_name
 from labkit.probe.memory import MemoryProbe
 
 TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
@@ -230,7 +231,7 @@ def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, 
             continue
         for mine, was in zip(tensors(now), tensors(then), strict=False):
             if mine.shape != was.shape or not torch.equal(_bits(mine), _bits(was)):
-                return f"argument {place + 1}, {tuple(was.shape)} {str(was.dtype)[6:]}"
+                return f"argument {place + 1}, {tuple(was.shape)} {dtype_name(was.dtype)}"
     return ""
 
 

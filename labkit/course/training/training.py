@@ -209,10 +209,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
         "coded_params": step.coded_params,
         "coded_experts": step.coded_experts,
         "expert_bytes": sum(
-            p.numel() * p.element_size()
-            for sync in step.besides
-            if not isinstance(sync, Balance)
-            for p in sync.module.parameters()
+            p.nbytes for sync in step.besides if not isinstance(sync, Balance) for p in sync.module.parameters()
         )
         if order.config.n_expert
         else 0,

@@ -306,7 +306,7 @@ SEEN = {
 import torch
 
 def kept(whole, room=torch.zeros(64 << 20, dtype=torch.uint8), at=[0]):
-    n = whole.numel() * whole.element_size()
+    n = whole.nbytes
     at[0] += n
     return room[at[0] - n : at[0]].view(whole.dtype).copy_(whole)
 

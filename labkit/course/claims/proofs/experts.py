@@ -85,7 +85,7 @@ def trained(group: Group, config: GPTConfig, layout: Layout) -> tuple[list[float
         losses.append(step(*rows, number))
     sent = {axis: group.ledger.sent_bytes(axis=axis) for axis in ("dp", "expert_dp")}
     experts = [p for sync in step.besides for p in sync.module.parameters()]
-    return losses, sent, sum(p.numel() * p.element_size() for p in experts), step.parameter_bytes
+    return losses, sent, sum(p.nbytes for p in experts), step.parameter_bytes
 
 
 def losses_of(group: Group, configs: tuple[GPTConfig, ...], layout: Layout) -> list[list[float]]:
