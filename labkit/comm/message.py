@@ -251,6 +251,5 @@ def code_of(dtype: torch.dtype) -> int:
     try:
         return DTYPES.index(dtype)
     except ValueError:
-        raise ValueError(
-            f"cannot send {dtype_name(dtype)}; can send {', '.join(dtype_name(d) for d in DTYPES)}"
-        ) from None
+        known = ", ".join(map(dtype_name, DTYPES))
+        raise ValueError(f"cannot send {dtype_name(dtype)}; can send {known}") from None

@@ -123,8 +123,9 @@ class Bucket:
                 window.mul_(share)
         elif p.grad.layout is not torch.strided or (p.grad.dtype, p.device) != (window.dtype, window.device):
             raise ValueError(
-                f"{self.flat.names[k]} has a {p.grad.layout} gradient {dtype_name(p.grad.dtype)} on {p.device}, a bucket "
-                f"is dense {dtype_name(window.dtype)} on {window.device}: convert the module before DDP, use sparse=False"
+                f"{self.flat.names[k]} has a {p.grad.layout} gradient {dtype_name(p.grad.dtype)} on {p.device}, a "
+                f"bucket is dense {dtype_name(window.dtype)} on {window.device}: convert the module before DDP, use "
+                "sparse=False"
             )
         else:
             torch.mul(p.grad.detach(), share, out=window)  # a new gradient is copied anyway: scaling it is free

@@ -127,8 +127,8 @@ def padded_prompts(prompts: Sequence[Tensor | Sequence[int]], device: torch.devi
     for number, row in enumerate(rows):
         if row.dim() != 1 or not row.numel() or row.is_floating_point():
             raise ValueError(
-                f"prompt {number} is {dtype_name(row.dtype)} {tuple(row.shape)}: prompts are rows of whole numbers, [T] "
-                "with T above 0"
+                f"prompt {number} is {dtype_name(row.dtype)} {tuple(row.shape)}: prompts are rows of whole numbers, "
+                "[T] with T above 0"
             )
     if not rows:
         raise ValueError("there are no prompts: give one row of tokens or more")
