@@ -165,7 +165,7 @@ class Stage(nn.Sequential):
         """Give the layers memory (not values); the recipe says what blocks compute again."""
         super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
         self.paths = tuple(path for path, _ in layers)
-        cuts = {name: p.shard_dim for name, p in self.named_parameters() if cut_of(p) is not None}
+        cuts = {name: cut for name, p in self.named_parameters() if (cut := cut_of(p)) is not None}
         self.to_empty(device=mesh.world.device)  # makes new parameters, which lack `shard_dim`
         for name, cut in cuts.items():
             self.get_parameter(name).shard_dim = cut  # type: ignore[attr-defined]

@@ -141,8 +141,8 @@ def whole_state(model: nn.Module, group: Group) -> dict[str, Tensor]:
     Sends (n-1)/n of the bytes of every parameter that is cut."""
     state = dict(model.state_dict())
     for name, p in model.named_parameters(remove_duplicate=False):
-        if cut_of(p) is not None and group.size > 1:
-            state[name] = join(p.detach(), group, p.shard_dim)
+        if (cut := cut_of(p)) is not None and group.size > 1:
+            state[name] = join(p.detach(), group, cut)
     return state
 
 

@@ -97,6 +97,9 @@ class StepsOnMatrices(Protocol):
     def kept_of(self, param: Any, window: slice) -> Mapping[str, Any]:
         """What this rank keeps as the owner of a matrix, by name."""
 
+    def keep_of(self, param: Any, window: slice, kept: Mapping[str, Any]) -> None:
+        """Put back what `kept_of` gave."""
+
 
 @runtime_checkable
 class OwnsGradients(Protocol):

@@ -9,7 +9,7 @@ import torch
 
 from labkit import run_threads
 from labkit.parallel import checkpoint_file, checkpoints
-from tests.parallel.test_saved import STRATEGIES, made, steps
+from tests.parallel.test_checkpoints import STRATEGIES, made, steps
 from tests.waiting import until
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from labkit.view.published import published
-from tests.plan.test_compared import some
+from tests.plan.test_compared_with_published import some
 from tests.view import page
 
 
