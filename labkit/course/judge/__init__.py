@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.course.judge.report import Report as Report
 
 __all__ = ("Report", "judge_source")
-_HOMES = (("Report", "report"), ("judge_source", "by_source"))
+_HOMES = (("Report", "report"), ("judge_source", "check_by_source"))
 
 
 def __getattr__(name: str) -> Any:
