@@ -2,7 +2,7 @@
 
     generated/api/comm.rst                    the public names of labkit/__init__.pyi, by folder, with their docstrings
     generated/mechanisms/parallel.ddp.rst     a mechanism of docs/mechanisms.md: its docstring, its law, its code
-    generated/laws/wire.rst                   a law that a mechanism names: its docstring, its code
+    generated/laws/bytes_sent.rst             a law that a mechanism names: its docstring, its code
     generated/glossary.md                     the words of the course
     generated/claims.md                       what does not hold of what everybody says, by the stored audit
 

@@ -24,7 +24,7 @@ FEW = (
     "generated/api/launch.html",
     "generated/claims.html",
     "generated/glossary.html",
-    "generated/laws/wire.html",
+    "generated/laws/bytes_sent.html",
     "generated/mechanisms/parallel.context.html",
 )
 READING = """() => {
