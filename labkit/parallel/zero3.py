@@ -139,7 +139,7 @@ class ZeRO3(Sharded):
         return {"compute_dtype": self.compute_dtype, "reduce_dtype": self.reduce_dtype, "codec": codec}
 
     def _cut(self, named: Sequence[Named]) -> Shard:
-        """What this rank keeps of parameters that are gathered together."""
+        """This rank's shard of parameters that are gathered together."""
         return Shard(named, self.group, apart=True, **self._options(named))
 
     # -- the interface (data_parallel.py) ----------------------------------------------------------------------------

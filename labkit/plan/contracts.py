@@ -95,7 +95,7 @@ class StepsOnMatrices(Protocol):
         """Which pieces of matrices lie on this rank of `group`, and who holds the others."""
 
     def kept_of(self, param: Any, window: slice) -> Mapping[str, Any]:
-        """What this rank keeps as the owner of a matrix, by name."""
+        """The state that this rank keeps as the owner of a matrix, by name."""
 
     def keep_of(self, param: Any, window: slice, kept: Mapping[str, Any]) -> None:
         """Put back what `kept_of` gave."""

@@ -22,7 +22,7 @@ SENTENCES = MappingProxyType(
         "short": "a minute",
     }
 )
-"""What is said, by its occasion; names in braces are filled in."""
+"""The sentence for each occasion; names in braces are filled in."""
 SPANS = (("day", 86400), ("hour", 3600), ("minute", 60))
 """The units of a span, the largest first, and their seconds."""
 

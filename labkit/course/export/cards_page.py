@@ -41,7 +41,7 @@ class CardsPage(NamedTuple):
 
     @property
     def n_cards(self) -> int:
-        """How many cards there are."""
+        """The number of cards."""
         return len(the_deck())
 
     @property

@@ -52,7 +52,7 @@ class Tested:
 
     @property
     def condition(self) -> str:
-        """Where a claim that depends is true."""
+        """The condition under which a claim that depends is true; "" for any other."""
         return condition_of(self.result)
 
     @property
@@ -67,7 +67,7 @@ class Tested:
 
     @property
     def remarks(self) -> list[str]:
-        """What the proof says besides its numbers."""
+        """The remarks of the proof, beside its numbers."""
         return remarks(self.result)
 
     @property

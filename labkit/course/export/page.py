@@ -40,7 +40,7 @@ class Page:
 
     @property
     def command(self) -> str:
-        """What opens the same notebook in JupyterLab."""
+        """The command that opens the same notebook in JupyterLab."""
         return f"labkit lab {self.number or self.path.stem}"
 
     @property
@@ -61,19 +61,19 @@ class Page:
 
     @property
     def n_widgets(self) -> int:
-        """How many of its outputs are widgets."""
+        """The number of its outputs that are widgets."""
         outputs = [output for cell in self.cells for output in cell.get("outputs", ())]
         return sum(VIEW in output.get("data", {}) for output in outputs)
 
     @property
     def n_films(self) -> int:
-        """How many of its outputs have a film that the page plays."""
+        """The number of its outputs that have a film, which the page plays."""
         outputs = [output for cell in self.cells for output in cell.get("outputs", ())]
         return sum("film" in output.get("metadata", {}).get("labkit", {}) for output in outputs)
 
     @property
     def n_questions(self) -> int:
-        """How many predictions it asks for."""
+        """The number of predictions that it asks for."""
         return sum(cell.question is not None for group in self.groups for cell in group.cells)
 
     @cached_property
