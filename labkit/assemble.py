@@ -272,7 +272,7 @@ class TrainStep:
     """One rank's training step: `step(tokens, targets, number)` -> mean loss over the whole batch, on every rank.
 
     `stages` and `syncs` are this rank's, by stage; `besides` are the strategies of experts that left their stage, and
-    of biases between experts; `parts` is what `saved.save` and `saved.load` want."""
+    of biases between experts; `parts` is what `checkpoints.save` and `checkpoints.load` want."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ cause.
     answers of all ranks                         -> replies
     one rank fails, others are still under way   -> a moment's grace, then free the others; root cause first
     a rank dies                                  -> the same; a fresh process takes its place
-    ranks that wait for ever (watch.diagnose)    -> autopsy, free them
+    ranks that wait for ever (hang_diagnosis.py) -> autopsy, free them
     no sign of life for timeout_s                -> autopsy, free them
     the stop button                              -> free them, KeyboardInterrupt in the cell
 

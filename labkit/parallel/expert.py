@@ -16,7 +16,7 @@ backward: a gradient goes home on the way on which its row came.
 
     sent by rank r     2 (out + in) D w + 8 E (n-1)/n bytes a layer and micro-batch, w bytes a number:
                        dispatch `out`, combine `in`, and in backward the same again. `out` are the routed rows of r for
-                       experts of other ranks, `in` those of other ranks for experts of r (`wire.expert_traffic`)
+                       experts of other ranks, `in` those of other ranks for experts of r (`bytes_sent.expert_traffic`)
     if balanced        out = in = (n-1)/n k T for T tokens a rank: 4 all_to_alls of (n-1)/n k T D w
     memory per rank    weights, gradients and optimizer states of E/n experts; rows that came: their number is not known
                        before. If all tokens want one expert, its rank holds k T n rows, and the others wait

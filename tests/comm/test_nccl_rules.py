@@ -76,8 +76,8 @@ MESSAGES = {
     "star.all_gather": lambda g: star.all_gather(numbers(g), g),
     "star.broadcast": lambda g: star.broadcast(numbers(g), g),
     "hierarchy.all_reduce": lambda g: hierarchy.all_reduce(numbers(g), g, nodes=[[r] for r in range(g.size)]),
-    "hops.all_to_all": each_to_all,
-    "hops.barrier": lambda g: by_messages.barrier(torch.ones(1), g),
+    "by_messages.all_to_all": each_to_all,
+    "by_messages.barrier": lambda g: by_messages.barrier(torch.ones(1), g),
     "exchange in a ring": lambda g: g.exchange(numbers(g), (g.rank + 1) % g.size, (g.rank - 1) % g.size),
     "exchange in pairs": pairs,
     "two tags crosswise": crosswise,
@@ -106,7 +106,11 @@ def test_every_program_of_messages_runs_between_gpus(n):
 
 @pytest.mark.parametrize(
     ("name", "n", "ending"),
-    [("hops.all_to_all", 3, "nobody answers"), ("ring attention", 4, "nobody answers"), ("two tags crosswise", 2, "")],
+    [
+        ("by_messages.all_to_all", 3, "nobody answers"),
+        ("ring attention", 4, "nobody answers"),
+        ("two tags crosswise", 2, ""),
+    ],
 )
 def test_nccl_itself_would_not_do(name, n, ending):
     """Would catch a test wire that is too kind to prove anything: with payloads in NCCL's queues these do fail."""

@@ -171,7 +171,7 @@ def test_attention_in_a_ring_of_four_ends_with_large_keys_and_values(device):
 
 
 def dealt(group, rows):
-    """Whether `hops.all_to_all` gives what the group's own verb does, in two orders of the same ranks."""
+    """Whether `by_messages.all_to_all` gives what the group's own verb does, in two orders of the same ranks."""
     x = torch.arange(group.size * rows * 256, device=group.device).reshape(-1, 256) + 1000 * group.rank
     return [torch.equal(by_messages.all_to_all(x, group), group.all_to_all(x)) for _ in range(2)]
 

@@ -1,4 +1,4 @@
-"""`watch.diagnose` as arithmetic on whereabouts: no process is started here."""
+"""`hang_diagnosis.diagnose` as arithmetic on whereabouts: no process is started here."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import json, os, sys
 from multiprocessing.connection import Connection
 from labkit.course.judge import judge, late_imports, prefork
 for line in sys.stdin:
-    assert not late.here()
+    assert not late_imports.here()
     if os.fork() == 0:
         prefork._serve(Connection(1), json.loads(line), [])
         os._exit(0)

@@ -95,7 +95,7 @@ for number, key in enumerate(("03.2", "01.3")):
     request = {"number": number, "key": key, "source": problem(key).solution, "before": "", "seed": 1}
     prefork._serve(theirs, request, [])
     reply = json.loads(ours.recv_bytes())
-    print(key, reply.get("failed") or {verdict["state"] for verdict in reply["verdicts"]}, late.here())
+    print(key, reply.get("failed") or {verdict["state"] for verdict in reply["verdicts"]}, late_imports.here())
 """
 
 
