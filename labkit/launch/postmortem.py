@@ -1,6 +1,6 @@
 """From records to an autopsy: where each rank of a script stands, here and now or in the dumps of a job that has hung.
 
-    running    records in flight, messages under way, the line of the main thread   -> Whereabouts -> hang_diagnosis.diagnose
+    running    records in flight, messages under way, the line of the main thread   -> Whereabouts -> diagnose
     dumped     records alone: a rank with nothing in flight has not come            -> Autopsy
 
 A rank waits for the members of its oldest collective in flight that have called fewer collectives of that group, or
