@@ -24,7 +24,7 @@ def reverse_buckets(params: list[Tensor], most: int) -> list[list[int]]:
     buckets: list[list[int]] = []
     held = 0
     for place in reversed(range(len(params))):
-        n_bytes = params[place].nbytes
+        n_bytes = params[place].numel() * params[place].element_size()
         if not buckets or held + n_bytes > most:
             buckets.append([])
             held = 0
