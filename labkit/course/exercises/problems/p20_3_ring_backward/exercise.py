@@ -13,8 +13,8 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import peak, sends
+from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import contiguous, zigzag
-from labkit.parallel.online import positions_of
 
 MOST_BLOCKS, MOST_SCORES, ROOM_BYTES = 7, 8, 64 << 10
 
