@@ -259,7 +259,7 @@ class ScriptReport:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be seen, and why."""
+        """One sentence for each thing that the report could not see, with the reason."""
         share, out = self.run.tally.share, []
         if share < 0.999:
             out.append(f"{share:.0%} of the collectives were seen before they were overwritten; the rest is estimated.")
