@@ -231,7 +231,7 @@ def _public() -> tuple[tuple[str, str], ...]:
     """(module, name) of all public names, as labkit/__init__.pyi has them."""
     tree = ast.parse((ROOT / "labkit/__init__.pyi").read_text(encoding="utf-8"))
     imports = [(node.module or "", node.names) for node in tree.body if isinstance(node, ast.ImportFrom)]
-    names = [(home, alias.name) for home, aliases in imports for alias in aliases if alias.asname]
+    names = [(home, alias.name) for home, aliases in imports for alias in aliases if alias.name in labkit.__all__]
     return tuple((f"{home}.{name}" if inspect.ismodule(getattr(labkit, name)) else home, name) for home, name in names)
 
 

@@ -10,9 +10,9 @@ where each is written, stand in __init__.pyi beside this file, for editors too (
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
-import re
 import sys
 from types import MappingProxyType
 from typing import Any
@@ -20,98 +20,30 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def _public() -> dict[str, str]:
-    """{name: module} of every `from labkit.comm.group import Group as Group` in __init__.pyi; of a module, itself."""
+def _stub() -> tuple[MappingProxyType[str, str], tuple[str, ...]]:
+    """What __init__.pyi says: {name: module} of each `from labkit.comm.group import Group as Group`, and `__all__`."""
     with open(f"{__file__}i", encoding="utf-8") as file:
-        lines = re.findall(r"^from (labkit[\w.]*) import ([^()\n]+|\([^)]+\))$", file.read(), re.MULTILINE)
-    return {name: module for module, names in lines for name in re.findall(r"(\w+) as \1\b", names)}
+        lines = ast.parse(file.read()).body
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom) and line.module != "typing"]
+    names = {alias.name: line.module or "" for line in imports for alias in line.names}
+    return MappingProxyType(names), next(ast.literal_eval(line.value) for line in lines if isinstance(line, ast.Assign))
 
 
-_PUBLIC = MappingProxyType(_public())
-_ALSO = MappingProxyType(
-    {
-        "comm": "hierarchy star",
-        "comm.ledger": "Transfer",
-        "comm.local": "run_threads",
-        "comm.group": "Work",
-        "course.capstone.capstone_explorer": "CapstoneExplorer",
-        "course.cards.review_panel": "ReviewPanel",
-        "course.clinic.ward": "Ward",
-        "course.exercises.hint_panel": "HintPanel",
-        "course.interview.interview_panel": "InterviewPanel",
-        "course.learner.progress_panel": "ProgressPanel",
-        "course.topics.bottleneck_explorer": "BottleneckExplorer",
-        "course.topics.bucket_explorer": "BucketExplorer",
-        "course.topics.checkpoint_explorer": "CheckpointExplorer",
-        "course.topics.compression_explorer": "CompressionExplorer",
-        "course.topics.context_explorer": "ContextExplorer",
-        "course.topics.crossover_explorer": "CrossoverExplorer",
-        "course.topics.cube_explorer": "CubeExplorer",
-        "course.topics.dispatch_film": "DispatchFilm",
-        "course.topics.explain_trace": "ExplainTrace",
-        "course.topics.float_explorer": "FloatExplorer",
-        "course.topics.gather_explorer": "GatherExplorer",
-        "course.topics.generation_explorer": "GenerationExplorer",
-        "course.topics.gradient_histogram": "GradientHistogram",
-        "course.topics.in_flight_explorer": "InFlightExplorer",
-        "course.topics.interconnect_explorer": "InterconnectExplorer",
-        "course.topics.lora_explorer": "LoRAExplorer",
-        "course.topics.loss_scale_explorer": "LossScaleExplorer",
-        "course.topics.memory_anatomy": "MemoryAnatomy",
-        "course.topics.pipeline_player": "PipelinePlayer",
-        "course.topics.planner_panel": "PlannerPanel",
-        "course.topics.ring_film": "RingFilm",
-        "course.topics.roofline_explorer": "RooflineExplorer",
-        "course.topics.router_explorer": "RouterExplorer",
-        "course.topics.split_explorer": "SplitExplorer",
-        "course.topics.stale_explorer": "StaleExplorer",
-        "course.topics.survival_explorer": "SurvivalExplorer",
-        "course.topics.zero_explorer": "ZeROExplorer",
-        "course.whiteboard.whiteboard": "Whiteboard",
-        "course.widgets.play": "Play",
-        "course.widgets.predict": "Predict",
-        "launch.progress": "track",
-        "launch.hang_diagnosis": "Autopsy",
-        "plan.breakdown": "Item",
-        "plan.link": "Link",
-        "plan.schedule": "zero_bubble needs",
-        "plan.search": "Plan",
-        "probe.film": "Film",
-        "probe.gather": "GatherProbe",
-        "probe.machine": "measure_hardware",
-        "probe.memory": "VirtualOutOfMemory",
-        "probe.recording": "Recording",
-        "probe.rehearsal": "run_fake Rehearsal",
-        "train.accumulate": "accumulate",
-        "train.checkpoint": "checkpoint_sequential",
-        "train.lora": "LoRALinear",
-        "train.loss_scale": "Scaler",
-        "view.cube": "cube",
-        "view.roofline": "roofline",
-        "view.topology": "network",
-        "view.traffic": "traffic",
-    }
-)
-"""More names that labkit gives: widgets, and names that a reader meets less often. They live in these modules."""
-_WHERE = MappingProxyType(
-    {name: f"labkit.{module}" for module, names in _ALSO.items() for name in names.split()} | _PUBLIC
-)
-
-__all__ = tuple(sorted(_PUBLIC))
+_HOMES, __all__ = _stub()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        near = difflib.get_close_matches(name, _WHERE, 1)
+    if name not in _HOMES:
+        near = difflib.get_close_matches(name, _HOMES, 1)
         raise AttributeError(f"labkit has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
     try:
-        home = importlib.import_module(_WHERE[name])
+        home = importlib.import_module(_HOMES[name])
     except ModuleNotFoundError as error:
         from labkit.launch import extras
 
         extras.explain(error)
         raise
-    return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{_WHERE[name]}.{name}")
+    return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{_HOMES[name]}.{name}")
 
 
 def __dir__() -> list[str]:
