@@ -57,11 +57,9 @@ from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.contracts import cut_of
 from labkit.plan.expert_load import Load
-from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe, check
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import blocks_of
-from labkit.plan.words import multiples
 from labkit.train import packed
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig
@@ -93,7 +91,6 @@ PRODUCTS = MappingProxyType({"amp": torch.bfloat16, "fp16": torch.float16})
 def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     """The training step of this rank; all ranks of the mesh call it. ValueError on all of them for what cannot work."""
     check(config, recipe, mesh.layout)
-    check_experts(config, recipe, mesh.layout)
     if recipe.shard_ranks is not None:
         mesh = mesh.cut(recipe.shard_ranks)
     if recipe.copies > 1:
@@ -116,38 +113,6 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     besides = {stage: experts_and_balance(module, recipe, mesh) for stage, module in stages.items()}
     syncs = {stage: data_parallel(module, recipe, mesh, mesh.data) for stage, module in stages.items()}
     return TrainStep(recipe, mesh, stages, syncs, schedule, besides)
-
-
-def check_experts(config: GPTConfig, recipe: Recipe, layout: Layout) -> None:
-    """ValueError, with the mend, for what experts cannot be put together with (yet)."""
-    if not config.n_expert:
-        if layout.ep > 1:
-            raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: GPTConfig(n_expert=...)")
-        return
-    if config.n_expert % layout.ep:
-        mend = multiples("n_expert", config.n_expert, layout.ep)
-        raise ValueError(f"n_expert={config.n_expert} has no ep={layout.ep} equal parts: {mend}")
-    refused = (
-        (
-            recipe.copies > 1,
-            f"{recipe.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone",
-            "use '1f1b' or 'zero_bubble'",
-        ),
-        (
-            recipe.precision == "fp16" and config.balance == "loss",
-            "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale",
-            "balance='bias'",
-        ),
-        (
-            layout.cp > 1 and (config.balance == "loss" or config.capacity is not None),
-            "the balance loss and the capacity are counted by row, and with cp no rank sees a whole one",
-            "balance='bias' or 'none', and no capacity",
-        ),
-        (recipe.shard_ranks is not None and layout.ep > 1, "shard_ranks and ep both cut dp", "leave one of them out"),
-    )
-    for is_so, reason, mend in refused:
-        if is_so:
-            raise ValueError(f"n_expert={config.n_expert}: {reason}: {mend}")
 
 
 def plan_of(config: GPTConfig, in_sequence: bool = False) -> Mapping[str, str]:
@@ -182,7 +147,7 @@ class Stage(nn.Sequential):
             elif recipe.recompute != "none":
                 recompute_selectively_(block, gathers_only=recipe.recompute == "gathers")
         # ZeRO-3 needs no autocast: it gathers weights in the dtype of the products
-        products = None if recipe.strategy == "zero3" else PRODUCTS.get(recipe.precision)
+        products = None if recipe.strategy_law.computes_gathered else PRODUCTS.get(recipe.precision)
         self.autocast = partial(torch.autocast, torch.device(mesh.world.device).type, products, products is not None)
 
     def forward(self, x: Tensor, *documents: Tensor) -> Tensor:
@@ -246,12 +211,26 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -
         make = Offload(make)  # its copies are fp32 masters, too
     elif recipe.has_masters:
         make = partial(MasterWeights, make_optimizer=make)
-    if recipe.strategy == "ddp":
-        return DDP(module, group, make, recipe.bucket_bytes, compress=compressor(recipe.gradients, group))
-    if recipe.strategy == "zero1":
-        return ZeRO1(module, group, make, recipe.bucket_bytes)
-    if recipe.strategy == "zero2":
-        return ZeRO2(module, group, make, recipe.bucket_bytes)
+    return STRATEGIES[recipe.strategy](module, group, make, recipe, mesh)
+
+
+def ddp(module: nn.Module, group: Group, make: MakeOptimizer, recipe: Recipe, mesh: Mesh) -> DataParallel:
+    """DDP, with gradients that travel as the recipe says."""
+    return DDP(module, group, make, recipe.bucket_bytes, compress=compressor(recipe.gradients, group))
+
+
+def zero1(module: nn.Module, group: Group, make: MakeOptimizer, recipe: Recipe, mesh: Mesh) -> DataParallel:
+    """ZeRO-1."""
+    return ZeRO1(module, group, make, recipe.bucket_bytes)
+
+
+def zero2(module: nn.Module, group: Group, make: MakeOptimizer, recipe: Recipe, mesh: Mesh) -> DataParallel:
+    """ZeRO-2."""
+    return ZeRO2(module, group, make, recipe.bucket_bytes)
+
+
+def zero3(module: nn.Module, group: Group, make: MakeOptimizer, recipe: Recipe, mesh: Mesh) -> DataParallel:
+    """ZeRO-3, or HSDP where the mesh cuts dp into groups."""
     options: dict[str, Any] = {"prefetch": recipe.prefetch, "compute_dtype": PRODUCTS.get(recipe.precision)}
     options["reshard"] = recipe.reshard
     if recipe.fp8_gathers:
@@ -260,6 +239,10 @@ def data_parallel(module: nn.Module, recipe: Recipe, mesh: Mesh, group: Group) -
     if mesh.shard is not None and mesh.replicate is not None:
         return HSDP(module, group, make, mesh.shard, mesh.replicate, **options)
     return ZeRO3(module, group, make, **options)
+
+
+STRATEGIES = MappingProxyType({"ddp": ddp, "zero1": zero1, "zero2": zero2, "zero3": zero3})
+"""What makes each strategy of labkit.plan.laws.strategies around a module."""
 
 
 def make_optimizer(recipe: Recipe, tp: Group | None = None) -> MakeOptimizer:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble, check_experts
+from labkit.assemble import PRODUCTS, WEIGHTS, TrainStep, assemble
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import give_
@@ -65,7 +65,6 @@ def rehearse(
     are not those of the tokens."""
     config, notes = as_gpt(shape, layout.tp)
     check(config, recipe, layout)
-    check_experts(config, recipe, layout)
     if not 0 <= rank < layout.size:
         raise ValueError(f"{layout} has ranks 0 to {layout.size - 1}, got rank={rank}")
     sizes = [len(run) for run in range_of(recipe.batch_size // layout.dp, recipe.n_micro)]
@@ -127,7 +126,7 @@ class Boundary:
         self.length = config.seq // layout.cp // (layout.tp if recipe.sequence_parallel else 1)
         self.width = config.d_model
         wide = WEIGHTS[recipe.precision]
-        self.dtype = PRODUCTS.get(recipe.precision, wide) if recipe.strategy == "zero3" else wide
+        self.dtype = PRODUCTS.get(recipe.precision, wide) if recipe.strategy_law.computes_gathered else wide
 
     def __call__(self, axis: str, source: int, tag: int) -> Tensor | None:
         """The message of this tag on the pipeline's axis; None on other axes, where no messages are sent."""

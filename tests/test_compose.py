@@ -19,8 +19,9 @@ from labkit.comm.mesh import Mesh
 from labkit.course.training.training import check_replicas
 from labkit.parallel import checkpoints
 from labkit.parallel.eight_bit_gradients import EightBitGradients
+from labkit.plan.laws.precisions import PRECISIONS as LAWS
 from labkit.plan.layout import Layout
-from labkit.plan.recipe import NARROW, SPLIT, TWO_STAGES, Recipe
+from labkit.plan.recipe import SPLIT, TWO_STAGES, Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_fp8_
@@ -51,7 +52,7 @@ def one_process(config, recipe, loss_of=plain):
     if recipe.precision == "fp8":
         in_fp8_(model.blocks)
     params = dict(model.named_parameters())
-    masters = {name: p.detach().clone().float() if recipe.precision in NARROW else p for name, p in params.items()}
+    masters = {name: p.detach().clone().float() if recipe.precision_law.is_narrow else p for name, p in params.items()}
     optimizers = stepping(masters, recipe)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
     for number in range(STEPS):
@@ -546,7 +547,7 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
     assert off <= 4 * natural + 16 * eps
     # Weights: an AdamW step is at most lr * (1 + decay) however the gradient was rounded, so three differ by 6 lr;
     # bf16's masters begin as rounded weights.
-    rounded = {name: 2.0**-9 * truth[1][name].abs() * (precision in NARROW) for name in weights}
+    rounded = {name: 2.0**-9 * truth[1][name].abs() * LAWS[precision].is_narrow for name in weights}
     assert all((weights[name] - truth[1][name]).abs().sub(rounded[name]).max() <= 6.6 * recipe.lr for name in weights)
 
 

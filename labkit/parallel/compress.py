@@ -149,7 +149,7 @@ class _Scatter:
 
 
 def compressor(way: str, group: Group) -> Reduce | None:
-    """How a strategy over `group` sums its buckets, by the name that a recipe has for it (labkit.plan.sent_gradients).
+    """How a strategy over `group` sums its buckets, by the name that a recipe has for it (plan.laws.sent_gradients).
 
     A new one each time, for it may remember what it has cut off; None for the sum as it is, also in a group of one:
     there nothing travels, and rounding would only lose."""

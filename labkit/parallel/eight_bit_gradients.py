@@ -52,7 +52,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
-from labkit.plan.sent_gradients import TILE, message_bytes
+from labkit.plan.laws.eight_bit_gradients import TILE, message_bytes
 
 FORMATS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 

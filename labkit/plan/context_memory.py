@@ -7,8 +7,8 @@
                                                      together; y once more, token by token
     tiles     (ring and gather) scores of TILE x TILE tokens, three times forward and four times backward
 
-The programs are those of labkit.parallel.context, step by step. `at_work` of labkit.plan.context is the law of the
-largest part of them, the blocks; here is all that a rank holds, also what does not depend on the number of key heads.
+The programs are those of labkit.parallel.context, step by step. `at_work` of cut_attention.py is the law of the largest
+part of them, the blocks; here is all that a rank holds, also what does not depend on the number of key heads.
 In latent attention q and k have more numbers than v and y (`CutAttention.more`); labkit's own attention over ranks has
 not. Backward of ring and gather holds queries' numbers in fp32 at least: their gradient, and in half precision y's too.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.context import CutAttention
+from labkit.plan.cut_attention import CutAttention
 from labkit.plan.tape import ACTIVATIONS, OTHER, Shadow, Storage, Tape
 
 TILE = 1024

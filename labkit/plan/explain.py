@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 
 from labkit.plan.breakdown import Breakdown
+from labkit.plan.recipe import STRATEGIES
 from labkit.plan.search import Plan, gb
 from labkit.plan.shape import ModelShape
 from labkit.plan.words import plural
@@ -172,7 +173,7 @@ def _active(shape: ModelShape) -> str:
 
 def _baselines(plans: Sequence[Plan]) -> str:
     plain = [plan for plan in plans if _axes(plan) == 0]
-    for strategy in ("ddp", "zero1", "zero2", "zero3"):
+    for strategy in STRATEGIES:
         fits = [plan for plan in plain if plan.recipe.strategy == strategy and plan.kept]
         if fits:
             least = "one device" if fits[0].layout.size == 1 else "data parallelism alone"

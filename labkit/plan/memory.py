@@ -1,6 +1,6 @@
 """predict_memory: what one rank holds at the highest moment of a step, by kind.
 
-    between steps    parameters, the optimizer's state, gradients that stay            see the keepers (keep.py)
+    between steps    parameters, the optimizer's state, gradients that stay            see the keepers (laws/keeper.py)
     forward          + what each layer holds, layer by layer
     backward         + gradients that come and go, - what is held; the last layer, the first, and all between
     step             + two temporaries of the optimizer
@@ -35,7 +35,7 @@ from typing import Any
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.buckets import Live
 from labkit.plan.groups import ParamGroup
-from labkit.plan.keep import Keeper
+from labkit.plan.laws.keeper import Keeper
 from labkit.plan.layers import Profile
 from labkit.plan.layout import Layout
 from labkit.plan.rank import Rank
@@ -83,8 +83,7 @@ class Walk(Rank):
         self.turn(live, 1, m == 1, late and not all_at_once)
         if all_at_once and m > 2 and not self.recipe.splits:
             self.second(live)
-        sends_last = self.recipe.strategy == "zero1" or self.recipe.gradients != "exact"  # the last one makes buckets
-        if m > 1 and (sends_last or all_at_once):
+        if m > 1 and (all_at_once or self.keepers[0].last_differs):
             self.turn(live, 0, True)
         elif m > 1:
             live.add(ACTIVATIONS, -self.onward())
@@ -173,8 +172,7 @@ class Walk(Rank):
     def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
-        stay = self.recipe.strategy == "ddp" and self.recipe.gradients == "exact"
-        if stay and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
+        if keeper.in_place and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
             live.see(each.top, when)
             return
         for seg in each.segments:
@@ -222,16 +220,16 @@ class Walk(Rank):
             more = max(more, one_by_one if self.device == "cpu" else sum(sizes))
         widened = 0
         if self.recipe.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
-            widened = sum(owned) if self.recipe.strategy == "ddp" else sum(owned) // 2  # ZeRO's bf16 ones are freed
+            widened = sum(owned) // 2 if self.recipe.cuts.state else sum(owned)  # ZeRO's bf16 ones are freed
             if self.recipe.clip_norm is not None and owned:
                 live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
         live.see((0, widened, 0, 0, more), "the optimizer's step")
-        if self.recipe.strategy != "ddp":
+        if self.recipe.cuts.state:
             live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
     def with_matrices(self, place: int | None) -> int:
         """Temporaries of an optimizer on whole matrices: pieces, what comes together on owners, the owners' work."""
-        return max((step.temporaries(self.recipe.strategy == "ddp") for step in self.matrix_steps(place)), default=0)
+        return max((step.temporaries(not self.recipe.cuts.state) for step in self.matrix_steps(place)), default=0)
 
     def formulas(self) -> dict[str, str]:
         """The formula of each kind of memory, in words."""
@@ -241,7 +239,7 @@ class Walk(Rank):
         routed = ""
         share = "/n" if n > 1 else ""
         law, by_matrix = r.steps_by, r.steps_by.by_matrix
-        state = f"{(law.tensors + r.has_masters) * r.state_bytes} N{share * (r.strategy != 'ddp')}"
+        state = f"{(law.tensors + r.has_masters) * r.state_bytes} N{share * r.cuts.state}"
         if by_matrix and law.elementwise > by_matrix.elements:
             rest = sum(size for group, size in self.owned() if not group.by_matrix)
             more = (law.elementwise - by_matrix.elements) * r.state_bytes
@@ -254,16 +252,15 @@ class Walk(Rank):
             whole += f"; {experts:,} of them are experts', of which n = {self.n_experts}" * (self.layout.ep > 1)
             routed = f"; routing is taken as balanced, {self.shape.top_k} copies of each token"
         cut = f", {self.setting.seq:,} tokens of each by {r.context}" * (self.layout.cp > 1)
-        zero3 = r.strategy == "zero3"
         widened = ""
         if r.has_masters and not r.fp32_gradients:  # see one_optimizer
-            size = f"{r.state_bytes} N" if r.strategy == "ddp" else f"{r.state_bytes} N{share}"  # ZeRO's narrow ones go
-            widened = f", and {size} in fp32 for the masters" if r.strategy == "ddp" else f", then {size} in fp32"
-        grads = {"ddp": f"{g} N", "zero1": f"{g} N, then {g} N{share}", "zero2": f"{g} N{share} + fresh ones"}
+            size = f"{r.state_bytes} N{share * r.cuts.state}"
+            widened = f", then {size} in fp32" if r.cuts.state else f", and {size} in fp32 for the masters"
         flying = plural(sum(self.in_flight), "micro-batch")
+        weights = f"{w} N{share} + gathered units, {whole}" if r.cuts.weights else f"{w} N, {whole}"
         return {
-            "parameters": f"{w} N{share} + gathered units, {whole}" if zero3 else f"{w} N, {whole}",
-            "gradients": grads.get(r.strategy, f"{g} N{share} + fresh ones") + widened,
+            "parameters": weights,
+            "gradients": self.law.gradient_words(g, share) + widened,
             "optimizer": f"{state} ({r.optimizer}{', masters' * r.has_masters})",
             "activations": f"{flying} of {plural(self.setting.rows, 'row')} in flight{cut}{routed}",
             "other": "gradients of activations, buckets and units in use, temporaries",

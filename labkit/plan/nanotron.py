@@ -82,7 +82,7 @@ class _Rank(Walk):
     """One rank's step as nanotron runs it, moment by moment."""
 
     def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, place: int) -> None:
-        self.shards = layout.dp if recipe.strategy == "zero1" else 1
+        self.shards = layout.dp if recipe.cuts.state else 1
         # gradients stay whole and in place, which is what labkit's DDP does
         super().__init__(shape, layout, replace(recipe, strategy="ddp"), place * layout.tp, "cuda")
         self.numel = sum(stage.numel for stage in self.stages)

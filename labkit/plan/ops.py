@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.plan.context import CutAttention
 from labkit.plan.context_memory import Reach
+from labkit.plan.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.low_precision_products import Size, multiplied
-from labkit.plan.recipe import CONTEXTS, RECOMPUTE
 from labkit.plan.sizes import Sizes
 from labkit.plan.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
 
 WAYS = ("fp32", "fp64", "autocast", "half")
+RECOMPUTE = ("none", "gathers", "selective", "full")
+"""What backward may run again of a block, from least to most."""
 HEAD = "logits"
 """The product with the vocabulary, which is never in 8 bits."""
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down", "query_in", "latent", "key_value")

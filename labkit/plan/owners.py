@@ -21,9 +21,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-STEPS = 5
-"""Newton-Schulz iterations of Muon (labkit.train.muon)."""
-
 
 class Run(NamedTuple):
     """`size` elements of a flattened matrix, from element `start`, lie on `rank`."""
@@ -70,9 +67,3 @@ def sent(held: Sequence[Held], owners: Sequence[int], rank: int) -> int:
         own = sum(run.size for run in matrix.runs if run.rank == rank)
         total += matrix.numel - own if owner == rank else own
     return total
-
-
-def orthogonalising_flops(rows: int, cols: int, steps: int = STEPS) -> int:
-    """Flops of the Newton-Schulz iteration: for s x l with s <= l, products of 2 s s l, 2 s s s and 2 s s l a step."""
-    s, l = sorted((rows, cols))  # noqa: E741
-    return steps * (4 * s * s * l + 2 * s**3)

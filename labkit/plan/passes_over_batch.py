@@ -1,4 +1,4 @@
-"""What a predicted step is put together from: seconds of a stage's passes, and parameters that are reduced together."""
+"""What a predicted step is put together from: the seconds of a stage's passes over one micro-batch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,3 @@ class Pass(NamedTuple):
     def plus(self, other: Pass, times: int = 1) -> Pass:
         """This, and the other one so many times behind it."""
         return Pass(*(own + times * added for own, added in zip(self, other, strict=True)))
-
-
-class State(NamedTuple):
-    """Parameters of a rank that are reduced together: how many, over how many ranks, so many apart; `share` ranks
-    have one copy of their state between them, and `part` is their part of all parameters of the rank."""
-
-    params: float
-    ranks: int
-    stride: int
-    share: int
-    part: float

@@ -1,9 +1,9 @@
 """What one rank has of a model: its stages, the strategy around each, what it holds between two steps.
 
     stages       the first or second half of the blocks, say, with 1/tp of each matrix          stage_profile.py
-    keepers      around each stage, what its strategy holds of weights and gradients           keep.py, units.py
+    keepers      around each stage, what its strategy holds of weights and gradients            laws/keeper.py
     owned        what this rank's optimizer steps on, and keeps its state for
-    parts        with ep, the experts of a stage and all else: they are shared in different groups       pair.py
+    parts        with ep, the experts of a stage and all else: they are shared in different groups  laws/keeper_pair.py
     in flight    micro-batches that are between their forward and their backward                stages.py
 
 `bounds` says cheaply between which numbers the highest moment lies; labkit.plan.memory finds it exactly.
@@ -19,19 +19,19 @@ from functools import cached_property, lru_cache
 from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.expert_load import Load
 from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.keep import Keeper, ZeRO1Keeper, ZeRO2Keeper
+from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.keeper_pair import KeeperPair
+from labkit.plan.laws.precisions import HISTORY_BYTES
+from labkit.plan.laws.sent_gradients import WAYS
+from labkit.plan.laws.strategy import Amounts
 from labkit.plan.layout import Layout
 from labkit.plan.matrices import MatrixLaw, MatrixStep, matrices_of
 from labkit.plan.ops import Setting, is_linear
-from labkit.plan.pair import KeeperPair
-from labkit.plan.recipe import HISTORY, Recipe
-from labkit.plan.sent_gradients import remembered_bytes
-from labkit.plan.sent_keeper import sent_keeper
+from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.stage_profile import EXPERTS, Stage, stage_of
 from labkit.plan.stages import blocks_of, check_plan, dense_of, fullest, fullest_moments, pairs_in_flight, setting_of
 from labkit.plan.tape import ACTIVATIONS, Bytes
-from labkit.plan.units import ZeRO3Keeper
 
 
 class Rank:
@@ -41,6 +41,7 @@ class Rank:
         check_plan(shape, recipe, layout)
         self.shape, self.layout, self.recipe, self.device = shape, layout, recipe, device
         self.rank, self.coords, self.n = rank, layout.coords(rank), recipe.sharing(layout)
+        self.law = recipe.strategy_law
         self.place = self.coords["pp"]
         self.n_experts = self.n // layout.ep  # ranks that share the state of this rank's experts
         self.setting = replace(setting_of(shape, layout, recipe), ep_rank=self.coords["dp"] % layout.ep)
@@ -93,15 +94,8 @@ class Rank:
 
     def keeper_of(self, stage: Stage, n: int) -> Keeper:
         """The strategy around these parameters, over `n` ranks."""
-        r = self.recipe
-        if r.strategy == "zero3":
-            stays = frozenset({"token"}) if self.tied else frozenset()
-            return ZeRO3Keeper(
-                stage.params, n, self.width, self.gathered, r.prefetch, stays, self.sums, r.fp32_gradients, r.reshard,
-                r.fp8_gathers, r.grouping,
-            )  # fmt: skip
-        kind = {"ddp": sent_keeper(r.gradients, n), "zero1": ZeRO1Keeper, "zero2": ZeRO2Keeper}[r.strategy]
-        return kind(stage.params, n, self.width, r.bucket_bytes, self.sums, r.fp32_gradients, r.grouping)
+        stays = frozenset({"token"}) if self.tied else frozenset[str]()
+        return self.law.keeper(stage.params, n, self.recipe, self.gathered, stays)
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
@@ -109,19 +103,9 @@ class Rank:
         """Group and elements of each tensor that the optimizer steps on, those of blocks not walked included.
 
         `place`: of each stage only the parameters of this part."""
-        r, sizes = self.recipe, list[tuple[ParamGroup, int]]()
-        chosen = slice(None) if place is None else slice(place, place + 1)
+        sizes, chosen = list[tuple[ParamGroup, int]](), slice(None) if place is None else slice(place, place + 1)
         for stage, n in (part for whole in self.stages for part in self.parts(whole)[chosen]):
-            block, at = stage.params[stage.at], stage.at
-            if stage.skipped and r.strategy in ("zero1", "zero2"):  # their blocks share buckets with their neighbours
-                layers = (*stage.params[:at], *[block] * stage.skipped, *stage.params[at:])
-                sizes += _parts(layers, n, self.sums, r.bucket_bytes, r.grouping)
-                continue
-            sizes += self.keeper_of(stage, n).owned
-            whole = [(r.grouping.of_weight(name), size) for name, size in block.sizes]
-            parts = {group: sum(size for own, size in whole if own == group) for group, _ in whole}
-            cut = [(group, -(-size // n)) for group, size in parts.items()]
-            sizes += (whole if r.strategy == "ddp" else cut) * stage.skipped
+            sizes += self.law.owned(stage.all_params, n, self.recipe)
         return sizes
 
     def state(self) -> int:
@@ -137,26 +121,20 @@ class Rank:
 
         With offloading, masters and the gradients that were copied for them count where the CPU is the device; a ZeRO-3
         shard is then only the source of gathers, in the gathered width."""
-        r, w = self.recipe, self.width
-        weights = gradients = 0
-        for stage, keeper in zip(self.stages, self.keepers, strict=True):
-            weights += keeper.weights()
-            gradients += keeper.gradients() + stage.middle * self.sums * (r.strategy == "ddp")
-            for part, n in self.parts(stage):
-                weights += part.middle * w // (n if r.strategy == "zero3" else 1)
+        r = self.recipe
+        pairs = [*zip(self.stages, self.keepers, strict=True)]
+        weights = sum(keeper.weights(stage.middle) for stage, keeper in pairs)
+        gradients = sum(keeper.gradients(stage.middle) for stage, keeper in pairs)
         owned, wide = sum(size for _, size in self.owned()), r.state_bytes
         state = self.state() + owned * wide * r.has_masters
-        # of each linear: the largest x, W and g of this step and of those before; or the signs of its transform
-        histories, each = 0, {"delayed": 3 * 4 * (1 + HISTORY), "nvfp4": 16 * 4}.get(r.units, 0)
-        if each:
-            for stage in self.stages:
-                layers = [*stage.params, *[stage.params[stage.at]] * stage.skipped]
-                histories += each * sum(self.linears(name, size) for layer in layers for name, size in layer.sizes)
-        histories += self.remembered()
+        histories = self.remembered()
+        if of_linear := HISTORY_BYTES.get(r.units):
+            sizes = [pair for stage in self.stages for layer in stage.all_params for pair in layer.sizes]
+            histories += of_linear * sum(self.linears(name, size) for name, size in sizes)
         biases, counts = self.balance()
         if not r.offload:
             return weights + biases, gradients, state, counts, histories
-        shard = owned * self.gathered if r.strategy == "zero3" else weights
+        shard = owned * self.gathered if r.cuts.weights else weights
         if self.device != "cpu":
             return shard + biases, gradients, 0, counts, histories
         masters = owned * wide
@@ -170,7 +148,7 @@ class Rank:
     def remembered(self) -> int:
         """Bytes of what was cut off from gradients that travel in 8 bits (labkit.parallel.eight_bit_gradients)."""
         parts = [(part.numel, n) for stage in self.stages for part, n in self.parts(stage) if n > 1]
-        return sum(remembered_bytes(self.recipe.gradients, numel, n, self.sums) for numel, n in parts)
+        return sum(WAYS[self.recipe.gradients].remembered_bytes(numel, n, self.sums) for numel, n in parts)
 
     def balance(self) -> tuple[int, int]:
         """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
@@ -188,8 +166,7 @@ class Rank:
             layers = zip(stage.kinds, stage.profiles, strict=True)
             loss = sum(profile.held[ACTIVATIONS] for kind, profile in layers if kind == "loss")  # B frees it
             weights.append((stage.held, kept - loss if kept else 0))
-        share = {"ddp": 0.0, "zero1": 1.0}.get(r.strategy, 1 / self.n)  # those of DDP are there all the time
-        gradients = tuple(int(share * stage.numel * self.sums) for stage in self.stages)
+        gradients = tuple(int(self.law.left(self.n) * stage.numel * self.sums) for stage in self.stages)
         moments = (r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights), self.boundary(), gradients)
         forward, backward = fullest_moments(*moments)
         self.in_flight, self.newest, self.done_before = list(forward.held), forward.stage, list(forward.done)
@@ -215,11 +192,10 @@ class Rank:
         steps = []
         parts = [pair for whole in self.stages for pair in enumerate(self.parts(whole)) if place in (None, pair[0])]
         for number, (stage, share) in parts:
-            n = 1 if r.strategy == "ddp" else share
-            layers = (*stage.params[: stage.at], *[stage.params[stage.at]] * stage.skipped, *stage.params[stage.at :])
-            sharding = r.strategy, self.sums, r.bucket_bytes, r.grouping
+            n = share if r.cuts.state else 1
+            sharding = self.law.in_buckets, r.cuts.state, self.sums, r.bucket_bytes, r.grouping
             where = n, self.sharers(number).index(self.rank) % n, tp, self.coords["tp"]
-            steps.append(_matrix_step(law, self.shape, layers, sharding, where, r.state_bytes))
+            steps.append(_matrix_step(law, self.shape, stage.all_params, sharding, where, r.state_bytes))
         return steps
 
     def in_flight_bytes(self) -> int:
@@ -234,27 +210,22 @@ class Rank:
         law = r.steps_by.by_matrix
         steps = self.matrix_steps() if law and law.keeps else []
         parts = [part for stage in self.stages for part in self.parts(stage)]
-        owned = sum(part.numel // (1 if r.strategy == "ddp" else share) for part, share in parts)
+        owned = sum(part.numel // (share if r.cuts.state else 1) for part, share in parts)
         away = r.offload and self.device != "cpu"
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (self.gathered if r.offload else w)
         state += sum(step.kept for step in steps)
-        least = (shard if r.strategy == "zero3" else numel * w) + state + numel * self.sums * (r.strategy == "ddp")
+        least = (shard if r.cuts.weights else numel * w) + state
+        least += sum(keeper.gradients(stage.middle) for stage, keeper in zip(self.stages, self.keepers, strict=True))
         least += self.in_flight_bytes() + self.remembered()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
-        bucket = r.bucket_bytes + param * self.sums
-        comes = {
-            "ddp": param * self.sums + (r.gradients != "exact") * (2 * numel + 12 * bucket),
-            "zero1": (numel + owned) * self.sums + 3 * bucket * (1 + (self.layout.ep > 1)),
-            "zero2": owned * self.sums + 4 * bucket * (1 + (self.layout.ep > 1)),
-        }.get(r.strategy, owned * self.sums + unit * (4 * self.sums + (2 + r.prefetch) * 2 * self.gathered))
+        comes = self.law.most(Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), self.gathered), r)
         copies = 2 * numel if self.setting.way == "autocast" else 0
-        copies += 0 if r.reshard else numel * self.gathered
         tied = 3 * self.shape.vocab * self.shape.d_model * w * self.tied
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
         if law:  # what AdamW keeps more of the rest; pieces, whole matrices and products of them
             step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
-            step += max((each.temporaries(r.strategy == "ddp") for each in steps), default=0)
+            step += max((step.temporaries(not r.cuts.state) for step in steps), default=0)
         highest = max(stage.highest for stage in self.stages)
         waits = self.cut_rows() + 2 * self.message() + self.unanswered() + 2 * self.boundary() * r.splits
         return least, least + highest + comes + copies + tied + step + waits
@@ -266,9 +237,7 @@ class Rank:
 
     def message(self) -> int:
         """Bytes that are on their way to each neighbour in a pipeline, while the next message is made."""
-        counted = self.recipe.splits and self.recipe.schedule != "zero_bubble"  # those of each moment
-        counts = {"naive": 0, "gpipe": 0, "interleaved": 2}
-        return counts.get(self.recipe.schedule, 1 - counted) * (self.layout.pp > 1) * self.boundary()
+        return self.recipe.schedule_law.messages * (self.layout.pp > 1) * self.boundary()
 
     def onward(self) -> int:
         """Those on their way to the next stage."""
@@ -281,7 +250,7 @@ class Rank:
     def unanswered(self) -> int:
         """Bytes of messages that gpipe still holds when its last forward runs: nothing has come back yet that proves
         their delivery (labkit.parallel.pipeline)."""
-        sends = self.recipe.schedule == "gpipe" and self.place < self.layout.pp - 1
+        sends = self.recipe.schedule_law.unanswered and self.place < self.layout.pp - 1
         return (self.recipe.n_micro - 1) * self.boundary() * sends
 
     def boundary(self) -> int:
@@ -323,12 +292,12 @@ class Rank:
 
 @lru_cache(maxsize=1024)
 def _matrix_step(
-    law: MatrixLaw, shape: ModelShape, layers: tuple[Params, ...], sharding: tuple[str, int, int, Grouping],
+    law: MatrixLaw, shape: ModelShape, layers: tuple[Params, ...], sharding: tuple[bool, bool, int, int, Grouping],
     where: tuple[int, int, int, int], wide: int,
 ) -> MatrixStep:  # fmt: skip
     """The step on the matrices of these layers; `where`: n, place, tp and slot of MatrixStep."""
-    strategy, sums, bucket_bytes, grouping = sharding
-    if strategy in ("zero1", "zero2"):
+    are_in_buckets, are_cut, sums, bucket_bytes, grouping = sharding
+    if are_in_buckets:
         buckets = in_buckets(layers, where[0], sums, bucket_bytes, grouping)
         sizes = [[pair[1:] for pair in run] for bucket in buckets for run in bucket.runs.values()]
     else:
@@ -339,7 +308,7 @@ def _matrix_step(
         for buffer in hidden
         if buffer
     ]
-    if strategy == "ddp":
+    if not are_cut:
         buffers = [[matrix] for buffer in buffers for matrix in buffer]
     return MatrixStep(law, buffers, *where, wide)
 
@@ -361,12 +330,3 @@ def fullest_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int
                 )
         found.append(max(kept, key=lambda owner: (kept[owner], -owner), default=rank))
     return found
-
-
-@lru_cache(maxsize=1024)
-def _parts(
-    layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int, grouping: Grouping
-) -> tuple[tuple[ParamGroup, int], ...]:
-    """Group and elements of a rank's part of each bucket."""
-    buckets = in_buckets(layers, n, width, bucket_bytes, grouping)
-    return tuple((group, numel // n) for bucket in buckets for group, numel in bucket.parts.items())

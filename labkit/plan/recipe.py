@@ -8,39 +8,34 @@ Long because every choice has its meaning, its refusals and what follows from it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any
 
 from labkit.plan.checks import is_whole
+from labkit.plan.cut_attention import CONTEXTS
 from labkit.plan.groups import Grouping
-from labkit.plan.layout import CUT_AXES, Layout
-from labkit.plan.optimizers import LAWS, OptimizerLaw
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, zero_bubble
-from labkit.plan.sent_gradients import WAYS, element_bytes, refused
-from labkit.plan.words import multiples
+from labkit.plan.laws import context, data_parallel, experts, optimizers, pipeline, schedules, strategies, tensor
+from labkit.plan.laws.choices import Cuts
+from labkit.plan.laws.optimizers import OptimizerLaw
+from labkit.plan.laws.precisions import PRECISIONS as PRECISION_LAWS, SCALINGS, Precision
+from labkit.plan.laws.schedules import ScheduleLaw
+from labkit.plan.laws.sent_gradients import WAYS
+from labkit.plan.laws.strategy import Strategy
+from labkit.plan.layout import Layout
+from labkit.plan.ops import RECOMPUTE
+from labkit.plan.schedule import Schedule
+from labkit.plan.shape import ModelShape
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
-IN_V = ("zb_v", "v_half", "v_min", "dualpipe_v")
-"""Schedules with two stages on a rank, the way there and back (labkit.plan.published_schedules)."""
-TWO_STAGES = (*IN_V, "dualpipe")
+STRATEGIES = tuple(strategies.LAWS)
+SCHEDULES = tuple(schedules.LAWS)
+TWO_STAGES = tuple(law.name for law in schedules.LAWS.values() if law.folds)
 """Schedules with two stages on a rank; with dualpipe each stage is on two ranks as well."""
-SPLIT = ("zero_bubble", "zb_h2", *TWO_STAGES)
+SPLIT = tuple(law.name for law in schedules.LAWS.values() if law.splits)
 """Schedules that cut a backward in two."""
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", *SPLIT)
-RECOMPUTE = ("none", "gathers", "selective", "full")
-PRECISIONS = ("fp64", "fp32", "bf16", "fp8", "nvfp4", "amp", "fp16")
-NARROW = ("bf16", "fp8", "nvfp4")
-"""Precisions of which weights and gradients are in bf16, and masters in fp32."""
-SCALINGS = ("tensor", "delayed", "tiles", "mx")
-"""How far the unit of 8-bit copies reaches (labkit.train.fp8, labkit.train.blocks)."""
-EMULATED = ("tiles", "mx", "nvfp4")
-"""Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
-HISTORY = 16
-"""Steps that delayed scaling looks back over (TransformerEngine: 1,024 unless told otherwise)."""
-OPTIMIZERS = tuple(LAWS)
+PRECISIONS = tuple(PRECISION_LAWS)
+OPTIMIZERS = tuple(optimizers.LAWS)
 DECAY_ON = ("all", "linears")
-CONTEXTS = ("ring", "gather", "ulysses")
 
 
 class _Stored(str):
@@ -124,7 +119,7 @@ class Recipe:
             "optimizer": OPTIMIZERS,
             "decay_on": DECAY_ON,
             "context": CONTEXTS,
-            "gradients": WAYS,
+            "gradients": tuple(WAYS),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -138,55 +133,25 @@ class Recipe:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, or None for no clipping; got {self.clip_norm}")
-        if self.schedule in TWO_STAGES and self.stages_per_rank != 2:
-            raise ValueError(f"{self.schedule} has 2 stages on a rank: stages_per_rank=2, got {self.stages_per_rank}")
-        if self.schedule not in ("interleaved", *TWO_STAGES) and self.stages_per_rank > 1:
+        if self.shard_ranks is not None and not is_whole(self.shard_ranks):
             raise ValueError(
-                f"{self.stages_per_rank} stages on a rank want schedule='interleaved', got {self.schedule!r}"
+                f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {self.shard_ranks!r}"
             )
-        if self.schedule == "naive" and self.n_micro > 1:
-            raise ValueError(f"the naive schedule does not cut the batch: n_micro={self.n_micro} wants 'gpipe'")
-        if self.steps_by.by_layer and self.strategy != "ddp":
-            raise ValueError(
-                f"{self.optimizer} looks at whole layers, {self.strategy} gives a rank 1/n of their elements: use ddp"
-            )
-        if self.steps_by.by_matrix and self.offload:
-            raise ValueError(
-                f"{self.optimizer} puts matrices together from the pieces of all ranks, on the device that they talk "
-                "with, and offload moves the pieces to the CPU: leave offload out, or take adamw"
-            )
-        if self.fp32_gradients and self.precision not in NARROW:
-            raise ValueError(
-                f"fp32_gradients is a choice for precision={', '.join(map(repr, NARROW))}, got {self.precision!r}: "
-                "leave it out"
-            )
-        if self.offload and self.strategy == "ddp":
-            raise ValueError("offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3")
-        self._check_sharding()
-        self._check_eight_bits()
-        if why := refused(self.gradients, self.strategy, self.precision, self.gradient_bytes):
-            raise ValueError(why)
+        for reason in self.exclusions():
+            raise ValueError(reason)
 
-    def _check_eight_bits(self) -> None:
-        """The choices of precision="fp8". A unit that is agreed on belongs to a whole tensor."""
-        if self.scaling != "tensor" and self.precision != "fp8":
-            raise ValueError(
-                f"scaling={self.scaling!r} is a choice for precision='fp8', got {self.precision!r}: leave it out"
-            )
-        if self.fp8_gathers and (self.strategy, self.precision, self.scaling) != ("zero3", "fp8", "tensor"):
-            raise ValueError(
-                "fp8_gathers sends codes with one unit for each weight: it wants strategy='zero3', precision='fp8' and "
-                f"scaling='tensor', got {self.strategy!r}, {self.precision!r} and {self.scaling!r}"
-            )
-
-    def _check_sharding(self) -> None:
-        """The choices that only ZeRO-3 has. Whether dp is a multiple of `shard_ranks` is asked where dp is known."""
-        groups = self.shard_ranks
-        if groups is not None and not is_whole(groups):
-            raise ValueError(f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {groups!r}")
-        if self.strategy != "zero3" and (groups is not None or not self.reshard):
-            option = f"shard_ranks={groups}" if groups is not None else "reshard=False"
-            raise ValueError(f"{option} is a choice for strategy='zero3', got {self.strategy!r}: leave it out")
+    def exclusions(self) -> Iterator[str]:
+        """Why two of these choices exclude each other, and the mend; nothing where all go together."""
+        for law in (self.schedule_law, self.steps_by, self.precision_law):
+            yield from law.excludes(self)
+        usual = {field.name: field.default for field in fields(self)}
+        for other in strategies.LAWS.values():
+            for option in other.options:
+                value = getattr(self, option)
+                if other.name != self.strategy and value != usual[option]:
+                    only = f"{option}={value!r} is a choice for strategy={other.name!r}"
+                    yield f"{only}, got {self.strategy!r}: leave it out"
+        yield from self.strategy_law.excludes(self)
 
     def _settle_recompute(self) -> None:
         """Let the two names of one choice agree. Of two that do not, the one that was given counts, not the stored one.
@@ -201,9 +166,29 @@ class Recipe:
         object.__setattr__(self, "checkpointing", chosen == "full")
 
     @property
+    def strategy_law(self) -> Strategy:
+        """What the strategy of data parallelism says of a job."""
+        return strategies.law_of(self.strategy, self.shard_ranks)
+
+    @property
+    def cuts(self) -> Cuts:
+        """What the strategy shares out over the ranks."""
+        return self.strategy_law.cuts
+
+    @property
+    def schedule_law(self) -> ScheduleLaw:
+        """What the schedule says of a job."""
+        return schedules.LAWS[self.schedule]
+
+    @property
+    def precision_law(self) -> Precision:
+        """How wide weights and products are."""
+        return PRECISION_LAWS[self.precision]
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of a weight, and of what flows between layers (ZeRO-3 gathers, and computes, in `products`)."""
-        return 2 if self.precision in NARROW else 8 if self.precision == "fp64" else 4
+        return self.precision_law.weight_bytes
 
     @property
     def gradient_bytes(self) -> int:
@@ -213,7 +198,7 @@ class Recipe:
     @property
     def sent_gradient_bytes(self) -> float:
         """Bytes of a gradient on its way to the other ranks of dp."""
-        return element_bytes(self.gradients, self.gradient_bytes)
+        return WAYS[self.gradients].element_bytes(self.gradient_bytes)
 
     @property
     def state_bytes(self) -> int:
@@ -228,7 +213,7 @@ class Recipe:
     @property
     def steps_by(self) -> OptimizerLaw:
         """The law of this recipe's optimizer: the numbers that it keeps, sends and computes."""
-        return LAWS[self.optimizer]
+        return optimizers.LAWS[self.optimizer]
 
     @property
     def grouping(self) -> Grouping:
@@ -237,32 +222,32 @@ class Recipe:
 
     def sharing(self, layout: Layout) -> int:
         """Of the ranks that have the same weights, those that share one copy of what is sharded."""
-        return self.data_ranks(layout) if self.shard_ranks is None else self.shard_ranks * layout.cp
+        return self.strategy_law.sharing(layout, self.copies)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes along which ranks talk, by the names that the ledger has for them."""
-        return (*(("dp",) if self.shard_ranks is None else CUT_AXES), "tp", "pp")
+        return (*self.strategy_law.axes, "tp", "pp")
 
     @property
     def sharded(self) -> str:
         """The strategy in a word or two: `zero3`, `hsdp of 8`."""
-        return self.strategy if self.shard_ranks is None else f"hsdp of {self.shard_ranks}"
+        return self.strategy_law.words
 
     @property
     def products(self) -> str:
         """The precision of matrix products, of whose peak MFU is a share; with 8 or 4 bits that of the wider ones."""
-        return "bf16" if self.precision in ("amp", "fp8", "nvfp4") else self.precision
+        return self.precision_law.products
 
     @property
     def splits(self) -> bool:
         """True if the schedule cuts a backward in two."""
-        return self.schedule in SPLIT
+        return self.schedule_law.splits
 
     @property
     def copies(self) -> int:
         """Ranks of a pipeline that have a copy of the same stage, each for its share of the micro-batches."""
-        return 2 if self.schedule == "dualpipe" else 1
+        return self.schedule_law.copies
 
     @property
     def n_turns(self) -> int:
@@ -279,10 +264,7 @@ class Recipe:
 
     def stages_on(self, place: int, n_ranks: int) -> range:
         """The stages of the rank at `place` of a pipeline of `n_ranks`, in order."""
-        if self.schedule in TWO_STAGES:  # a stage and the one that is as far from the other end
-            near, far = sorted((place, self.n_stages(n_ranks) - 1 - place))
-            return range(near, far + 1, far - near)
-        return range(place, n_ranks * self.stages_per_rank, n_ranks)
+        return self.schedule_law.stages_on(place, n_ranks, self.stages_per_rank)
 
     @property
     def eight_bits(self) -> bool:
@@ -292,7 +274,7 @@ class Recipe:
     @property
     def units(self) -> str:
         """How far a unit of those numbers reaches, a key of labkit.train.fp8.SCALINGS; "" if there are none."""
-        return self.scaling if self.precision == "fp8" else "nvfp4" if self.precision == "nvfp4" else ""
+        return self.precision_law.units(self.scaling)
 
     @property
     def again(self) -> str:
@@ -302,15 +284,7 @@ class Recipe:
 
     def schedule_for(self, n_ranks: int) -> Schedule:
         """The schedule of a pipeline of `n_ranks`."""
-        if self.schedule == "interleaved":
-            return interleaved(n_ranks, self.n_micro, self.stages_per_rank)
-        if self.schedule == "naive":
-            return naive(n_ranks)
-        makers = {
-            "gpipe": gpipe, "1f1b": one_f_one_b, "zero_bubble": zero_bubble, "zb_h2": zb_h2, "zb_v": zb_v,
-            "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v, "dualpipe": dualpipe,
-        }  # fmt: skip
-        return makers[self.schedule](n_ranks, self.n_micro)
+        return self.schedule_law.make(n_ranks, self.n_micro, self.stages_per_rank)
 
     def __str__(self) -> str:
         """The choices that differ from the defaults: `strategy=zero3, n_micro=4`."""
@@ -320,95 +294,22 @@ class Recipe:
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
 
 
-class Sizes(Protocol):
-    """Those of a model's sizes that decide whether a recipe fits it."""
+def refusals(shape: ModelShape, recipe: Recipe, layout: Layout, tied: bool) -> Iterator[str]:
+    """Why this recipe cannot train this model on this layout, and the mend: what each law refuses, one after another.
 
-    @property
-    def n_layer(self) -> int:
-        """Number of blocks."""
-
-    @property
-    def seq(self) -> int:
-        """Length of a row."""
-
-    @property
-    def n_head(self) -> int:
-        """Number of attention heads."""
-
-    @property
-    def n_kv_head(self) -> int | None:
-        """Number of key heads; None for as many as attention heads."""
-
-    @property
-    def tied(self) -> bool:
-        """True if the head's weight is the embedding's."""
+    `tied`: True if the head's weight is the embedding's on whichever stages these are."""
+    yield from experts.refuses(shape, recipe, layout)
+    yield from data_parallel.refuses(recipe, layout)
+    yield from pipeline.refuses(shape, recipe, layout, tied)
+    yield from recipe.strategy_law.refuses(layout)
+    yield from recipe.schedule_law.refuses(recipe, layout)
+    yield from context.refuses(shape, recipe, layout)
+    yield from tensor.refuses(shape, recipe, layout)
 
 
-def check(config: Sizes, recipe: Recipe, layout: Layout) -> None:
-    """ValueError, with the numbers and the mend, for a combination that cannot work. Nothing is built for it."""
-    n_stages = recipe.n_stages(layout.pp)
-    rows = recipe.batch_size // layout.dp
-    if n_stages > config.n_layer:
-        raise ValueError(
-            f"{config.n_layer} blocks cannot fill {n_stages} stages ({layout.pp} ranks x {n_stages // layout.pp}): "
-            f"n_layer={n_stages}, or fewer stages"
-        )
-    if config.tied and n_stages > 1:
-        raise ValueError(
-            f"a tied head is one weight on two stages, the first and the last of {n_stages}: GPTConfig(tied=False)"
-        )
-    if recipe.batch_size % layout.dp:
-        raise ValueError(
-            f"a batch of {recipe.batch_size} rows does not cut evenly for dp={layout.dp}: "
-            + multiples("batch_size", recipe.batch_size, layout.dp)
-        )
-    if recipe.shard_ranks is not None and layout.dp % recipe.shard_ranks:
-        near = max(s for s in range(1, recipe.shard_ranks + 1) if layout.dp % s == 0)
-        raise ValueError(
-            f"dp={layout.dp} ranks do not cut into groups of shard_ranks={recipe.shard_ranks}: {near} would do"
-        )
-    if rows < recipe.n_micro:
-        raise ValueError(
-            f"{rows} rows a rank (batch_size={recipe.batch_size} / dp={layout.dp}) are fewer than n_micro="
-            f"{recipe.n_micro}: batch_size={layout.dp * recipe.n_micro} would do"
-        )
-    if recipe.copies > 1 and (layout.pp % 2 or recipe.n_micro % 2 or rows % recipe.n_micro):
-        pp, m = layout.pp + layout.pp % 2, recipe.n_micro + recipe.n_micro % 2
-        raise ValueError(
-            "dualpipe pairs the ranks of a pipeline, and half of the rows enter at each end: it wants an even pp, an "
-            f"even n_micro and micro-batches of one size, got pp={layout.pp}, n_micro={recipe.n_micro} and {rows} rows "
-            f"a rank: pp={pp}, n_micro={m} and batch_size={layout.dp * m * -(-rows // m)} would do; or 'dualpipe_v', "
-            "which takes any"
-        )
-    if config.seq % layout.cp:
-        raise ValueError(
-            f"rows of seq={config.seq} tokens do not cut into cp={layout.cp} equal parts: "
-            + multiples("seq", config.seq, layout.cp)
-        )
-    if recipe.sequence_parallel and config.seq // layout.cp % layout.tp:
-        cut = f"the {config.seq // layout.cp} tokens of a rank, seq={config.seq} / cp={layout.cp}," * (layout.cp > 1)
-        raise ValueError(
-            f"sequence parallel cuts {cut or f'seq={config.seq}'} into tp={layout.tp} equal parts: "
-            + multiples("seq", config.seq, layout.cp * layout.tp)
-        )
-    if recipe.context == "ulysses" and layout.cp > 1 and config.n_head // layout.tp % layout.cp:
-        raise ValueError(
-            f"ulysses deals a rank's n_head={config.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
-            "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
-        )
-    keys = max(1, (config.n_kv_head or config.n_head) // layout.tp)  # with more ranks than key heads each has a copy
-    if recipe.context == "ulysses" and layout.cp > 1 and keys % layout.cp:
-        raise ValueError(
-            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
-            "take another cp, or context='ring' or 'gather', which cut no heads"
-        )
-    if recipe.splits and recipe.strategy == "zero3":
-        raise ValueError(
-            f"{recipe.schedule} computes weight gradients long after input gradients, and zero3 lets go of what they "
-            "need in between: use '1f1b'"
-        )
-    if recipe.splits and recipe.eight_bits:
-        raise ValueError(
-            f"{recipe.schedule} computes weight gradients long after input gradients, and a linear in 8 bits or fewer "
-            "computes both at once: use '1f1b'"
-        )
+def check(config: Any, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the numbers and the mend, for a combination that cannot work; `config` is a ModelShape or a
+    GPTConfig. Nothing is built for it."""
+    shape = ModelShape.of(config)
+    for reason in refusals(shape, recipe, layout, shape.tied):
+        raise ValueError(reason)

@@ -36,13 +36,17 @@ from typing import Any
 from labkit.plan.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.checks import is_whole
+from labkit.plan.cut_attention import CONTEXTS
 from labkit.plan.hardware import Hardware
+from labkit.plan.laws.experts import counts_rows
+from labkit.plan.laws.precisions import EMULATED
+from labkit.plan.laws.strategies import HYBRID, LAWS
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
 from labkit.plan.rank import fullest_ranks
-from labkit.plan.recipe import CONTEXTS, EMULATED, PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan, counts_rows, micro_rows
+from labkit.plan.stages import check_plan, micro_rows
 from labkit.plan.time import predict_step
 from labkit.plan.words import plural
 
@@ -262,7 +266,7 @@ class Search:
         # neighbours along dp on one node, with their ranks of cp
         inside = self.hardware.node_size // (layout.tp * layout.pp * layout.cp)
         cuts = inside * layout.cp > 1 and 0 < inside < layout.dp and layout.dp % inside == 0
-        hybrid = [("zero3", inside)] if cuts and layout.ep == 1 else []
+        hybrid = [(HYBRID, inside)] if cuts and layout.ep == 1 else []
         return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
 
     def schedules(self, layout: Layout) -> list[tuple[str, int]]:
@@ -285,15 +289,17 @@ class Search:
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
-        if schedule == "zero_bubble" and (recompute != "none" or strategy == "zero3" or base.eight_bits):
+        if (v > 1 and m % layout.pp) or (schedule == "zero_bubble" and recompute != "none"):
             return None
-        if schedule == "interleaved" and m % layout.pp:
+        in_8_bits = "fp8_gathers" in LAWS[strategy].options and self.precision == "fp8"
+        try:
+            recipe = Recipe(
+                strategy, schedule, base.batch_size, m, v, recompute=recompute, precision=self.precision,
+                sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0,
+                optimizer=base.optimizer, shard_ranks=shard, fp8_gathers=in_8_bits, context=base.context,
+            )  # fmt: skip
+        except ValueError:
             return None
-        recipe = Recipe(
-            strategy, schedule, base.batch_size, m, v, recompute=recompute, precision=self.precision,
-            sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0, optimizer=base.optimizer,
-            shard_ranks=shard, fp8_gathers=strategy == "zero3" and self.precision == "fp8", context=base.context,
-        )  # fmt: skip
         needs, reason = self.too_large(layout, recipe)
         if reason:
             return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)

@@ -49,6 +49,11 @@ class Stage:
         return replace(self, params=params)
 
     @cached_property
+    def all_params(self) -> tuple[Params, ...]:
+        """The parameters of all layers, those of blocks that are not walked included."""
+        return (*self.params[: self.at], *[self.params[self.at]] * self.skipped, *self.params[self.at :])
+
+    @cached_property
     def held(self) -> int:
         """Bytes of activations of one micro-batch between its forward and its backward."""
         middle = self.profiles[self.at].held[ACTIVATIONS] * self.skipped

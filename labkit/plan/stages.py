@@ -12,10 +12,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from labkit.plan.laws import experts
+from labkit.plan.laws.schedules import LAWS
 from labkit.plan.layout import Layout
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import NARROW, Recipe, check
-from labkit.plan.schedule import Action, needs, rounds
+from labkit.plan.recipe import Recipe, refusals
+from labkit.plan.schedule import Action, needs
 from labkit.plan.shape import ModelShape
 
 
@@ -24,48 +26,17 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
 
     A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
 
-    What cannot be put together is refused in words (labkit.assemble refuses it, too), and what labkit's planner does
-    not know: tensor parallelism beside latent attention."""
-    _check_experts(shape, recipe, layout)
+    Besides what the laws refuse (labkit.plan.recipe), what labkit's planner does not know: tp beside latent
+    attention."""
     if shape.kv_lora is not None and layout.tp > 1:
         raise ValueError(
             f"labkit's planner does not know tp beside latent attention yet, got tp={layout.tp}: take tp=1"
         )
+    for reason in experts.refuses(shape, recipe, layout):
+        raise ValueError(reason)
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
-    check(shape if not shape.tied else shape.changed(tied=False), recipe, layout)
-
-
-def _check_experts(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
-    """ValueError for experts that cannot be dealt out, and for what cannot be predicted with experts."""
-    if not shape.n_expert:
-        if layout.ep > 1:
-            raise ValueError(f"ep={layout.ep} deals experts out, and this model has none: ep=1")
-        return
-    if layout.cp > 1 and counts_rows(shape):
-        raise ValueError(
-            f"the balance loss and the capacity of experts are counted by row, and with cp={layout.cp} no rank sees a "
-            f"whole one; got balance={shape.balance!r}, capacity={shape.capacity}: take balance='bias' or 'none' and "
-            "no capacity, or cp=1"
-        )
-    if shape.n_expert % layout.ep:
-        raise ValueError(f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks")
-    if shape.expert_hidden % layout.tp:
-        raise ValueError(f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts")
-    if layout.ep > 1 and recipe.shard_ranks is not None:
-        raise ValueError(
-            f"with ep={layout.ep} experts are sharded along expert_dp and the rest along dp: leave "
-            f"shard_ranks={recipe.shard_ranks} out"
-        )
-    if recipe.copies > 1:
-        raise ValueError(
-            f"{recipe.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone: "
-            "use '1f1b' or 'zero_bubble'"
-        )
-
-
-def counts_rows(shape: ModelShape) -> bool:
-    """True for experts whose balance loss or capacity is counted by row, which cp would cut (labkit.assemble)."""
-    return shape.n_expert > 0 and (shape.balance == "loss" or shape.capacity is not None)
+    for reason in refusals(shape, recipe, layout, tied=False):
+        raise ValueError(reason)
 
 
 @lru_cache(maxsize=1024)
@@ -105,27 +76,11 @@ def micro_rows(recipe: Recipe, layout: Layout) -> int:
 def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp.
 
-    gpipe m; 1f1b min(m, p-r); zero_bubble min(m, p); interleaved min(v m, (v-1) a + 2(p-1-r) + 1) over its v stages,
-    which get a round of micro-batches each in turn; a is the first round's, p if p divides m (labkit.plan.schedule)."""
-    p, m, v = layout.pp, recipe.n_micro, recipe.stages_per_rank
-    if recipe.splits and recipe.schedule != "zero_bubble":
+    The law of the schedule says it (labkit.plan.laws.schedules), or the fullest moment of its program."""
+    p, m, v, held = layout.pp, recipe.n_micro, recipe.stages_per_rank, recipe.schedule_law.held
+    if held is None:
         return list(fullest_moments(recipe.schedule, p, m, v, place)[0].held)
-    if p == 1 and v == 1 and recipe.schedule != "gpipe":
-        return [1]
-    if v == 1 and recipe.schedule != "interleaved":
-        return [{"naive": 1, "gpipe": m, "1f1b": min(m, p - place)}.get(recipe.schedule, min(m, p))]
-    return list(_interleaved(p, m, v, place))
-
-
-@lru_cache(maxsize=4096)
-def _interleaved(p: int, m: int, v: int, place: int) -> tuple[int, ...]:
-    sizes, counts = rounds(p, m), [0] * v
-    left = min(v * m, (v - 1) * sizes[0] + 2 * (p - 1 - place) + 1)
-    for size in sizes:
-        for index in range(v):
-            taken = min(size, left)
-            counts[index], left = counts[index] + taken, left - taken
-    return tuple(counts)
+    return list(held(p, m, v, place))
 
 
 class Moment(NamedTuple):
@@ -172,13 +127,13 @@ def fullest_moments(
 
         return max(among, key=size)
 
-    if schedule == "zero_bubble":  # its law, since a search asks for thousands
+    law = LAWS[schedule]
+    if law.held is not None:  # a search asks for thousands
         fullest = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
         later = Moment((m - 1,), (place,), (1,), 0)  # with fewer micro-batches, after the first W
         return fullest, (most((fullest, later) if place + 1 < m <= p else (fullest,)),)
     m = min(m, 6 * p)
-    recipe = Recipe(schedule=schedule, n_micro=m, batch_size=m, stages_per_rank=v)
-    stages, programs = list(recipe.stages_on(place, p)), recipe.schedule_for(p)
+    stages, programs = list(law.stages_on(place, p, v)), law.make(p, m, v)
     at = {action: k for program in programs.programs for k, action in enumerate(program)}
     held, waiting, done = [0] * v, [0] * v, [0] * v
     sent = list[tuple[int, int]]()  # to which rank, needed at which position of its program
@@ -220,9 +175,8 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
 
 def way_of(recipe: Recipe) -> str:
     """The name of the way in which layers are run, one of labkit.plan.ops.WAYS."""
-    if recipe.precision in ("amp", "fp16"):
-        return "half" if recipe.strategy == "zero3" else "autocast"
-    return "half" if recipe.precision in NARROW else recipe.precision
+    casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered
+    return "half" if casts else recipe.precision_law.way
 
 
 def linear_params(shape: ModelShape, tp: int, ep: int = 1) -> tuple[float, float]:

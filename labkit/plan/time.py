@@ -34,17 +34,18 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.bytes_sent import dp_moves, moves, sums_again
 from labkit.plan.compute_time import seconds_of
-from labkit.plan.context_time import data_stride, exchanges
-from labkit.plan.hardware import Hardware, line_of
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws import experts, pipeline, tensor
+from labkit.plan.laws.context_time import data_stride, exchanges
+from labkit.plan.laws.precisions import EMULATED
+from labkit.plan.laws.strategy import State, Waits, Work
 from labkit.plan.layout import Layout
 from labkit.plan.matrices import busiest_flops
 from labkit.plan.ops import Setting
-from labkit.plan.passes_over_batch import Pass, State
-from labkit.plan.recipe import EMULATED, Recipe
+from labkit.plan.passes_over_batch import Pass
+from labkit.plan.recipe import Recipe
 from labkit.plan.schedule import simulate
-from labkit.plan.sent_gradients import CODING_BYTES
 from labkit.plan.shape import ModelShape
 from labkit.plan.stages import (
     blocks_of,
@@ -120,7 +121,7 @@ class StepTime:
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
         kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
-        again, mixed = (0.0 if kept else sums_again(recipe, experts) for experts in (False, shape.n_expert > 0))
+        again, mixed = (0.0 if kept else tensor.sums_again(recipe, mixed) for mixed in (False, shape.n_expert > 0))
         self.layers = {
             "embedding": self.layer("embedding", sums, 1, 0),
             "block": self.layer("block", sums, 2, 2 + mixed),
@@ -148,33 +149,32 @@ class StepTime:
 
     def shared_states(self) -> list[State]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
-        lay, stride = self.layout, data_stride(self.layout, self.hardware.node_size, self.recipe.copies)
-        n_data, schedule = self.recipe.data_ranks(lay), self.recipe.schedule
-        rest = state_params(self.shape, lay.tp, self.p, self.v, schedule)
-        experts = expert_params(self.shape, lay.tp, lay.ep, self.p, self.v, schedule)
-        place = max(range(self.p), key=lambda index: rest[index] + experts[index])
-        total, share = rest[place] + experts[place], self.recipe.sharing(lay)
-        if self.recipe.shard_ranks is not None:  # what goes across the groups: see `across`
-            stride = data_stride(replace(lay, dp=self.recipe.shard_ranks), self.hardware.node_size)
+        lay, recipe, node = self.layout, self.recipe, self.hardware.node_size
+        law, n_data = recipe.strategy_law, recipe.data_ranks(lay)
+        rest = state_params(self.shape, lay.tp, self.p, self.v, recipe.schedule)
+        of_experts = expert_params(self.shape, lay.tp, lay.ep, self.p, self.v, recipe.schedule)
+        place = max(range(self.p), key=lambda index: rest[index] + of_experts[index])
+        total, share = rest[place] + of_experts[place], law.sharing(lay, recipe.copies)
+        across = law.across(lay, recipe.copies)
+        # where copies of the state are in several groups, ranks of one group are as near as if there were no other
+        stride = data_stride(replace(lay, dp=lay.dp // across[0]), node, recipe.copies)
+        coded, coded_experts = (weights * recipe.fp8_gathers for weights in linear_params(self.shape, lay.tp, lay.ep))
         if lay.ep == 1:
-            return [State(total, n_data, stride, share, 1.0)]
-        n, apart = n_data // lay.ep, data_stride(lay, self.hardware.node_size, ep=lay.ep)
+            return [State(total, n_data, stride, share, 1.0, coded + coded_experts, across)]
+        n, apart = n_data // lay.ep, data_stride(lay, node, ep=lay.ep)
         return [
-            State(rest[place], n_data, stride, share, rest[place] / total),
-            State(experts[place], n, apart, n, experts[place] / total),
+            State(rest[place], n_data, stride, share, rest[place] / total, coded),
+            State(of_experts[place], n, apart, n, of_experts[place] / total, coded_experts),
         ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
     def tp_sum(self) -> tuple[float, float]:
-        """Seconds of one tensor-parallel sum, forward and backward.
-
-        Sequence parallelism sends the same in two calls, a reduce_scatter and an all_gather."""
-        n, size = self.layout.tp, self.tokens * self.shape.d_model
-        spans = -(-n // self.hardware.node_size) - 1  # further nodes that a sum has to reach
-        more = self.hardware.practice.crossing_s * spans * (1 + self.setting.in_sequence)
+        """Seconds of one tensor-parallel sum, forward and backward."""
+        size, setting = self.tokens * self.shape.d_model, self.setting
         forward, backward = (
-            self.hardware.collective_s("all_reduce", n, 1, size * width) + more for width in (self.narrow, self.wide)
+            tensor.sum_s(self.hardware, setting.tp, size, width, setting.in_sequence)
+            for width in (self.narrow, self.wide)
         )
         return forward, backward
 
@@ -194,9 +194,9 @@ class StepTime:
 
     def with_experts(self, forward: Pass, backward: Pass) -> tuple[Pass, Pass]:
         """A block's passes with the tokens' way to their experts and back, once in each direction."""
-        n, k = self.layout.ep, self.shape.top_k
+        k = self.shape.top_k
         n_bytes = self.imbalance * self.tokens * k * self.shape.d_model * self.narrow
-        one = self.hardware.all_to_all_s(n, self.layout.tp * self.layout.cp * self.p, n_bytes)
+        one = experts.travel_s(self.hardware, self.layout, n_bytes)
         # gradients of the router's weights are terms of a sum over tp
         weights = self.hardware.collective_s("all_reduce", self.layout.tp, 1, self.tokens * k * max(4, self.narrow))
         return forward._replace(ep=2 * one), backward._replace(ep=2 * one, tp=backward.tp + weights)
@@ -213,32 +213,22 @@ class StepTime:
         if self.recipe.checkpointing:
             for name in counts.keys() & {"block", "dense"}:
                 again = self.layers[name][0]
-                again = again._replace(tp=again.tp * sums_again(self.recipe) / 2)  # of 2 sums
+                again = again._replace(tp=again.tp * tensor.sums_again(self.recipe) / 2)  # of 2 sums
                 backward = backward.plus(again, counts[name])
         return forward, backward
 
     def adding(self) -> float:
         """Seconds in which the gradients of one micro-batch of a stage are added to those before it."""
         recipe = self.recipe
-        if recipe.strategy in ("zero2", "zero3") or (self.m == 1 and not recipe.fp32_gradients):
+        if recipe.strategy_law.every_pass_sends or (self.m == 1 and not recipe.fp32_gradients):
             return 0.0
         n_bytes = self.params / self.v * (2 * recipe.gradient_bytes + recipe.weight_bytes)
         return n_bytes / self.hardware.reachable_bytes_per_s
 
     def message_s(self) -> float:
         """Seconds of one activation from stage to stage."""
-        if self.p == 1:
-            return 0.0
-        inside = self.p * self.layout.cp * self.layout.tp <= self.hardware.node_size
-        link = self.hardware.intra if inside else self.hardware.inter
         part = self.layout.tp if self.setting.in_sequence else 1
-        return line_of(link).seconds(self.tokens * self.shape.d_model * self.wide / part / self.hardware.practice.wire)
-
-    def late(self) -> float:
-        """Seconds of a pipeline that starts its messages late; a rank in the middle starts four for a micro-batch."""
-        n_nodes = -(-self.layout.size // self.hardware.node_size)
-        count = {1: 0, 2: 2}.get(self.p, 4) * (self.m * self.v + self.p - 1)
-        return count * self.hardware.practice.late(n_nodes)
+        return pipeline.message_s(self.hardware, self.layout, self.tokens * self.shape.d_model * self.wide / part)
 
     # -- the whole step ----------------------------------------------------------------------------------------------
 
@@ -256,11 +246,11 @@ class StepTime:
             plain = max(span.end for span in simulate(schedule, forward, backward, weights=share))
             return plain, own, max(span.end for span in simulate(schedule, forward, backward, send, share)) - plain
         slowest = max(cost, key=sum)
-        waits = sum(slowest) - self.recipe.splits * 2 * self.weights_share() * slowest[1]
-        waits = {"v_half": sum(slowest), "v_min": 4 / 3 * sum(slowest)}.get(self.recipe.schedule, waits)
+        law = self.recipe.schedule_law
+        waits = law.idle_s(*slowest, self.weights_share())
         # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and
         # the messages of it come on top
-        sends = 2 * (len(cost) - 1) * send * (1 + self.m / self.p * (self.recipe.schedule == "1f1b"))
+        sends = 2 * (len(cost) - 1) * send * (1 + self.m / self.p * law.in_turn)
         # with two directions, half of the ranks are on the way to where micro-batches enter
         return own + (self.p / self.recipe.copies - 1) * waits, own, sends
 
@@ -271,91 +261,26 @@ class StepTime:
         whole = back.total + again.total * self.recipe.checkpointing
         return 0.5 * (back.total - back.ep) / whole
 
-    def dp(self) -> tuple[float, float]:
-        """(seconds of data-parallel communication, seconds by which it makes the step longer)."""
-        way = self.by_unit if self.recipe.strategy == "zero3" else self.by_bucket
-        times = [way(state) for state in self.states if state.ranks > 1]
-        return sum(talk for talk, _ in times), sum(longer for _, longer in times)
-
-    def along_dp(self, state: State, verb: str, n_bytes: float) -> float:
-        """Seconds of one collective along dp, or inside a group of it that shares the state."""
-        # on gloo, which serves CPUs, a reduce_scatter sums everything on every rank and keeps a part
-        if self.hardware.device == "cpu" and verb == "reduce_scatter":
-            verb = "all_reduce"
-        return self.hardware.collective_s(verb, state.share, state.stride, n_bytes)
-
-    def across(self, n_bytes: float) -> float:
-        """Seconds in which HSDP sums `n_bytes` of gradients across groups; 0 where there is one group."""
-        lay, size = self.layout, self.recipe.sharing(self.layout)
-        return self.hardware.collective_s("all_reduce", lay.dp * lay.cp // size, size * lay.tp * self.p, n_bytes)
-
-    def beside(self, talk: float, work: float) -> float:
-        """Seconds by which communication makes work longer that goes on beside it."""
-        return max(0.0, talk - work) + self.hardware.practice.contention * min(talk, work)
-
-    def by_bucket(self, state: State) -> tuple[float, float]:
-        """DDP, ZeRO-1 and 2: buckets leave while the last micro-batch goes backward (ZeRO-2: every one)."""
-        recipe, n_bytes = self.recipe, state.params * self.recipe.sent_gradient_bytes
-        n_buckets = max(1, round(state.params * recipe.gradient_bytes / recipe.bucket_bytes))
-        scatters, gathers = dp_moves(recipe.strategy, self.m)
-        verb = "all_reduce" if recipe.strategy == "ddp" else "reduce_scatter"
-        if recipe.gradients == "8bit":  # codes cannot be added on their way
-            one = self.hardware.all_to_all_s(state.share, state.stride, n_bytes / n_buckets)
-            one += self.along_dp(state, "all_gather", n_bytes / n_buckets)
-        else:
-            one = self.along_dp(state, verb, n_bytes / n_buckets)
-        backward = max(back.compute for _, back in self.stages) * self.v * state.part
-        open_ = one + self.beside((n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
-        # to code and decode is work of the device itself, which goes on beside no other; then come the new weights of
-        # ZeRO, once all are stepped
-        after = state.params * CODING_BYTES[recipe.gradients] / self.hardware.reachable_bytes_per_s
-        if recipe.strategy != "ddp":
-            after += (
-                gathers * n_buckets * self.along_dp(state, "all_gather", state.params * recipe.weight_bytes / n_buckets)
-            )
-        return scatters * n_buckets * one + after, scatters * open_ + after
-
-    def by_unit(self, state: State) -> tuple[float, float]:
-        """ZeRO-3: a block is gathered before its forward and before its backward, and its gradients leave behind it.
-
-        HSDP: after the last micro-batch, this rank's part of them goes across the groups as well."""
+    def dp(self) -> Waits:
+        """Data parallelism: the seconds of its communication, and those by which it makes the step longer."""
+        forward, backward = (max(way.compute for way in ways) * self.v for ways in zip(*self.stages, strict=True))
         n_units = max(1, self.shape.n_layer // len(self.stages)) * self.v
-        unit = state.params / n_units
-        gather = self.along_dp(state, "all_gather", unit * self.wide - self.coded(state))
-        scatter = self.along_dp(state, "reduce_scatter", unit * self.recipe.gradient_bytes)
-        across = 0.0
-        if self.recipe.shard_ranks is not None:
-            across = self.across(unit * self.recipe.gradient_bytes / state.share)
-        scatters, gathers = moves(self.recipe, self.p)
-        moved = n_units * (gathers * gather + scatters * scatter + across)
-        if not self.recipe.prefetch:
-            return moved, moved  # a unit that is gathered only when it is needed hides nothing
-        forward = max(ahead.compute for ahead, _ in self.stages) * self.v / n_units * state.part
-        backward = max(back.compute for _, back in self.stages) * self.v / n_units * state.part
-        ahead = gather + (n_units - 1) * self.beside(gather, forward)  # nothing runs beside the first
-        again = gather * self.recipe.reshard
-        back = again + scatter + (n_units - 1) * self.beside(again + scatter, backward)
-        last = across + (n_units - 1) * self.beside(across, backward)
-        first = gathers - self.m * self.recipe.reshard  # forwards that gather
-        return moved, min(first * ahead + self.m * back + last, moved)
-
-    def coded(self, state: State) -> float:
-        """Weights of a unit that are gathered in 1 byte instead of 2."""
-        rest, experts = linear_params(self.shape, self.layout.tp, self.layout.ep)
-        here = rest + experts * (self.layout.ep == 1) if state is self.states[0] else experts
-        return here * self.recipe.fp8_gathers
+        work = Work(self.m, self.p, forward, backward, n_units, self.wide)
+        shared = [state for state in self.states if state.ranks > 1]
+        waits = [self.recipe.strategy_law.waits(state, work, self.recipe, self.hardware) for state in shared]
+        return Waits(sum(wait.talk for wait in waits), sum(wait.longer for wait in waits))
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
-        ddp = self.recipe.strategy == "ddp"
-        owned = sum(state.params / (1 if ddp else state.share) for state in self.states)
+        is_cut = self.recipe.cuts.state
+        owned = sum(state.params / (state.share if is_cut else 1) for state in self.states)
         law, wide = self.recipe.steps_by, self.recipe.state_bytes
         products = 0.0
         if law.by_matrix:
             blocks = max(blocks_of(self.shape, self.recipe.n_stages(self.p))) * self.v
-            share, same = (1 if ddp else state.share for state in (self.states[0], self.states[-1]))
-            tp, experts = self.layout.tp, self.shape.n_expert // self.layout.ep
-            flops = busiest_flops(law.by_matrix, self.shape, blocks, share * tp, experts, same * tp)
+            share, same = (state.share if is_cut else 1 for state in (self.states[0], self.states[-1]))
+            tp, n_experts = self.layout.tp, self.shape.n_expert // self.layout.ep
+            flops = busiest_flops(law.by_matrix, self.shape, blocks, share * tp, n_experts, same * tp)
             products = self.hardware.op_s(flops, 0, law.by_matrix.products(wide))
         moved = owned * STATE_BYTES * wide / 4 * law.passes
         return products + moved / self.hardware.reachable_bytes_per_s
@@ -368,7 +293,9 @@ class StepTime:
         for forward, backward in self.of(slowest):
             spent = spent.plus(forward, self.m).plus(backward, self.m)
         pp = 2 * self.m * self.v * self.message_s()
-        waits = max(0.0, whole - own) + max(0.0, sent - pp) + self.late()
+        waits = (
+            max(0.0, whole - own) + max(0.0, sent - pp) + pipeline.late_s(self.hardware, self.layout, self.m * self.v)
+        )
         dp, open_ = self.dp()
         behind = max(0.0, pp - sent)
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
@@ -395,7 +322,7 @@ class StepTime:
             rows.insert(3, ("ep", spent.ep, formula, "arXiv:2006.16668"))
         if self.layout.cp > 1:
             formula = f"{self.layout.cp} ranks by {self.recipe.context}, of which {spent.cp:.3g} s are waited for"
-            rows.insert(3, ("cp", spent.cp + spent.hidden, formula, "labkit.plan.context"))
+            rows.insert(3, ("cp", spent.cp + spent.hidden, formula, "labkit.plan.laws.context"))
         return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in rows)
 
     def of(self, rank: int) -> list[tuple[Pass, Pass]]:

@@ -24,11 +24,12 @@ from types import MappingProxyType
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.bytes_sent import dp_moves
 from labkit.plan.checks import is_whole
-from labkit.plan.optimizers import LAWS
-from labkit.plan.recipe import STRATEGIES
+from labkit.plan.laws.optimizers import LAWS
+from labkit.plan.laws.strategies import LAWS as STRATEGY_LAWS
 
-STAGES = (0, 1, 2, 3)
-NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+STRATEGIES = tuple(STRATEGY_LAWS.values())
+STAGES = tuple(range(len(STRATEGIES)))
+NAMES = tuple(law.title for law in STRATEGIES)
 PRECISIONS = MappingProxyType({"mixed": (2, 2, 4), "fp32": (4, 4, 0)})
 """Bytes a parameter of weight, gradient and master copy."""
 OPTIMIZERS = MappingProxyType(
@@ -66,7 +67,7 @@ class ModelState:
         """For weights, gradients and optimizer's state: True if they are sharded. ValueError for an unknown stage."""
         if stage not in STAGES:
             raise ValueError(f"ZeRO has stages 1, 2 and 3, and 0 is DDP; got {stage!r}")
-        return stage >= 3, stage >= 2, stage >= 1
+        return STRATEGIES[STAGES.index(stage)].cuts
 
     def held(self, stage: int) -> Breakdown:
         """Bytes that each rank holds, by kind, with their formulas."""
@@ -99,7 +100,7 @@ class ModelState:
         if n_micro < 1:
             raise ValueError(f"a step has 1 micro-batch or more, got {n_micro}")
         self.cut(stage)
-        scatters, gathers = dp_moves(STRATEGIES[stage], n_micro)
+        scatters, gathers = dp_moves(STRATEGIES[stage].name, n_micro)
         share = (self.n_ranks - 1) / self.n_ranks * self.n_params
         weight, gradient, _ = self.widths
         return share * (scatters * gradient + gathers * weight)

@@ -71,7 +71,7 @@ from torch.autograd import Function
 
 from labkit.comm.private import private, scaled_product
 from labkit.plan.contracts import InEightBits, Multiplies, StaysWide
-from labkit.plan.recipe import HISTORY
+from labkit.plan.laws.precisions import HISTORY
 from labkit.train.blocks import InMX, InNVFP4, InTiles
 from labkit.train.formats import E4M3, E5M2, Format
 

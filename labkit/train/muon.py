@@ -40,8 +40,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.plan.optimizers import MUON
-from labkit.plan.owners import STEPS
+from labkit.plan.laws.muon import MUON, STEPS
 from labkit.train.by_matrix import ByMatrix
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -1,4 +1,4 @@
-"""The optimizers that a recipe names, made for one rank. What each keeps and sends is in labkit.plan.optimizers.
+"""The optimizers that a recipe names, made for one rank. What each keeps and sends is in labkit.plan.laws.optimizers.
 
     optimizer_of("adamw")(params, lr=1e-3, weight_decay=0.1)
     optimizer_of("muon", tp)(grouped(params, 0.1), ...)      `tp` is the group that cuts matrices

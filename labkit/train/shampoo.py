@@ -38,8 +38,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.plan.optimizers import SHAMPOO
-from labkit.plan.shampoo import BLOCK, EVERY, cut
+from labkit.plan.laws.shampoo import BLOCK, EVERY, SHAMPOO, cut
 from labkit.train.by_matrix import ByMatrix
 
 LIFT = 1e-6

@@ -29,7 +29,6 @@ hidden behind compute, and that of ep."""
 SPENT_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[1], PALETTE[7], PALETTE[3])
 AGAIN = MappingProxyType({"full": ("again",), "selective": ("selective",), "gathers": ("gathers",)})
 AGAIN_WORDS = "again: blocks are computed again in backward (checkpointing); selective: their norms and activations are"
-WORDS = MappingProxyType({"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"})
 
 
 def shortlist(judged: Sequence[Plan], kept: int = 6, refused: int = 6) -> list[Plan]:
@@ -55,8 +54,7 @@ def _rank(plan: Plan) -> tuple[int, float]:
 
 def strategy_of(plan: Plan) -> str:
     """`ZeRO-3`, or `HSDP of 8` where 8 ranks of many share one copy of the state."""
-    recipe = plan.recipe
-    return WORDS[recipe.strategy] if recipe.shard_ranks is None else f"HSDP of {recipe.shard_ranks}"
+    return plan.recipe.strategy_law.title
 
 
 def name_of(plan: Plan) -> tuple[str, str]:
@@ -213,7 +211,7 @@ IDEAS = ("one copy each", "state sharded over dp", "and tensor parallel", "and a
 def ideas_of(plan: Plan) -> int:
     """The place in IDEAS that describes a plan: 0 DDP or one device, 1 ZeRO, 2 with tp, 3 with pp."""
     lay = plan.layout
-    return 3 if lay.pp > 1 else 2 if lay.tp > 1 else int(lay.dp > 1 and plan.recipe.strategy != "ddp")
+    return 3 if lay.pp > 1 else 2 if lay.tp > 1 else int(lay.dp > 1 and plan.recipe.cuts.state)
 
 
 def in_short(plan: Plan) -> str:

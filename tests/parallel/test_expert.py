@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from labkit.comm import by_messages
 from labkit.comm.local import run_threads
 from labkit.parallel import expert
-from labkit.plan.bytes_sent import expert_traffic
+from labkit.plan.laws.experts import expert_traffic
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import MLP
 from labkit.train.moe import BALANCE_LOSS, BIAS_STEP, MoE

@@ -9,21 +9,11 @@ import torch
 
 from labkit.parallel import blockwise_attention
 from labkit.parallel.context import gathered_attention, ring_attention
-from labkit.plan import context
-from labkit.plan.context import (
-    CutAttention,
-    at_work,
-    crossover,
-    exchange_s,
-    fastest,
-    held_bytes,
-    hides_from,
-    seconds,
-    sent,
-)
 from labkit.plan.context_memory import Reach
+from labkit.plan.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
+from labkit.plan.laws import context
+from labkit.plan.laws.context import crossover, exchange_s, fastest, hides_from, seconds, sent
 from labkit.plan.link import Link
-from labkit.plan.recipe import CONTEXTS as ORDER
 from labkit.plan.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake

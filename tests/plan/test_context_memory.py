@@ -11,11 +11,11 @@ from labkit import Cluster, rehearse
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.context import gathered_attention, ring_attention, ulysses_attention
-from labkit.plan.context import CutAttention
 from labkit.plan.context_memory import Reach
+from labkit.plan.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.layout import Layout
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import CONTEXTS, Recipe
+from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
 from labkit.plan.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
@@ -144,7 +144,7 @@ LLAMA = ModelShape.preset("llama3-8b").changed(seq=2**17)
 
 
 def test_a_row_of_128k_tokens_over_eight_ranks_takes_an_eighth_of_the_activations():
-    """Would catch a cut that is not one. What attention adds besides is that of labkit.plan.context: the ring's two
+    """Would catch a cut that is not one. What attention adds besides is that of plan.laws.context: the ring's two
     blocks and four gradients, and 2 n + 1 gradients of a gather."""
     recipe = Recipe("zero3", batch_size=1, precision="bf16", recompute="full")
     whole, eighth = (Walk(LLAMA, layout, recipe, 0, "cuda") for layout in (Layout(), Layout(cp=8)))

@@ -9,14 +9,15 @@ import pytest
 
 from labkit.plan.bytes_sent import sent_per_step
 from labkit.plan.compared_with_published import compared
-from labkit.plan.context import CutAttention, seconds
-from labkit.plan.context_time import data_stride, exchanges, layer_of
+from labkit.plan.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.efficiency import IDEAL
 from labkit.plan.hardware import Hardware
+from labkit.plan.laws.context import seconds
+from labkit.plan.laws.context_time import data_stride, exchanges, layer_of
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.ops import Setting
-from labkit.plan.recipe import CONTEXTS, Recipe
+from labkit.plan.recipe import Recipe
 from labkit.plan.scaling import bottlenecks, scaling
 from labkit.plan.shape import ModelShape
 from labkit.plan.time import mfu, predict_step

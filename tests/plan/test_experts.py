@@ -14,11 +14,10 @@ from torch import nn
 
 from labkit.plan.compared_with_published import Compared, experts_table
 from labkit.plan.hardware import Hardware
+from labkit.plan.laws.muon import MUON, orthogonalising_flops
 from labkit.plan.layout import Layout
 from labkit.plan.matrices import busiest_flops
 from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.optimizers import MUON
-from labkit.plan.owners import orthogonalising_flops
 from labkit.plan.published import published_runs
 from labkit.plan.recipe import STRATEGIES, Recipe
 from labkit.plan.search import layouts, plans

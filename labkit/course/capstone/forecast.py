@@ -20,6 +20,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.hardware import Hardware
+from labkit.plan.laws.strategy import Waits
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.memory import predict_memory
@@ -211,7 +212,7 @@ class Wired(StepTime):
         self.hardware = self.hardware.changed(intra=self.over["pp"], inter=self.over["pp"])
         return super().message_s()
 
-    def dp(self) -> tuple[float, float]:
+    def dp(self) -> Waits:
         """Seconds along dp, over the links of dp."""
         self.hardware = self.hardware.changed(intra=self.over["dp"], inter=self.over["dp"], node_size=self.layout.size)
         return super().dp()

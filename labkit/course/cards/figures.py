@@ -34,7 +34,7 @@ VOCABULARY = MappingProxyType(
         "plan.link": "Link link_of",
         "plan.memory": "predict_memory",
         "plan.published_schedules": "zb_h1 zb_h2 zb_v v_half v_min dualpipe dualpipe_v stretch waits_in_calls",
-        "plan.owners": "orthogonalising_flops",
+        "plan.laws.muon": "orthogonalising_flops",
         "plan.recipe": "Recipe",
         "plan.roofline": "ridge sheet_ridge",
         "plan.scaling": "amdahl serial_share",

@@ -10,7 +10,7 @@
           | / /___ ring             infiniband         [u ][u  ][r   ][r ]
              tokens of a row
 
-All of it is the law in labkit.plan.context, for one layer, forward and backward, under a causal mask.
+All of it is the law in labkit.plan.laws.context, for one layer, forward and backward, under a causal mask.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from labkit.plan.context import CutAttention, at_work, fastest, held_bytes, seconds, sent
+from labkit.plan.cut_attention import CONTEXTS, CutAttention, at_work, held_bytes
+from labkit.plan.laws.context import fastest, seconds, sent
 from labkit.plan.link import Link, link_of
-from labkit.plan.recipe import CONTEXTS
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import binary_text, plural, seconds_text

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labkit.plan.bytes_sent import expert_traffic
+from labkit.plan.laws.experts import expert_traffic
 from labkit.train.config import GPTConfig
 from labkit.train.moe import MoE
 

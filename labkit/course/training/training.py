@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.course.training.run_lock import run_lock
 from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.bytes_sent import WHOLE, ExpertLoad, sent_per_step
+from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
 
@@ -66,11 +66,9 @@ def train(order: Order) -> TrainingReport:
 
     Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints or
     belongs to a run that is under way."""
-    from labkit.assemble import check_experts
     from labkit.plan.recipe import check
 
     check(order.config, order.recipe, order.layout)
-    check_experts(order.config, order.recipe, order.layout)
     if order.steps < 1:
         raise ValueError(f"a run has at least 1 step, got {order.steps}")
     if (order.save_every or order.resume) and not order.run:
@@ -102,7 +100,7 @@ def report_of(order: Order, replies: list[dict[str, Any]]) -> TrainingReport:
     step_s = first["step_s"]
     tokens_per_s = order.recipe.batch_size * order.config.seq / step_s
     law = None
-    if order.recipe.precision in WHOLE:
+    if not order.recipe.precision_law.casts:
         law = [
             dict(
                 sent_per_step(

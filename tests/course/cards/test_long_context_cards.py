@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from labkit.course.cards.deck import the_deck
-from labkit.plan.context import CutAttention, at_work, held_bytes, hides_from, seconds, sent
+from labkit.plan.cut_attention import CutAttention, at_work, held_bytes
+from labkit.plan.laws.context import hides_from, seconds, sent
 from labkit.plan.link import link_of
 from tests.cases import cases
 

@@ -12,7 +12,8 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import contiguous, gathered_attention, ring_attention, ulysses_attention, zigzag
-from labkit.plan.context import CutAttention, at_work, sent
+from labkit.plan.cut_attention import CutAttention, at_work
+from labkit.plan.laws.context import sent
 from labkit.plan.layout import Layout
 from labkit.plan.memory import predict_memory
 from labkit.plan.recipe import Recipe

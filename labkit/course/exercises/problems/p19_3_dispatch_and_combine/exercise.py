@@ -15,7 +15,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import sends
 from labkit.course.judge.run_record import RunRecord, mark
-from labkit.plan.bytes_sent import expert_traffic
+from labkit.plan.laws.experts import expert_traffic
 
 Expert = Callable[[Tensor], Tensor]
 COUNT_BYTES = 8

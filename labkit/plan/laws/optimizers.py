@@ -20,13 +20,14 @@ Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.muon import MUON
+from labkit.plan.laws.shampoo import SHAMPOO
 from labkit.plan.matrices import MatrixLaw
-from labkit.plan.owners import orthogonalising_flops
-from labkit.plan.shampoo import factors, shampoo_flops, shampoo_scratch
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class OptimizerLaw:
     by_layer      True if its step for one element depends on the whole layer
     by_matrix     what it does with matrices of the blocks; None: nothing else than with all other parameters"""
 
+    name: str
     elementwise: int
     passes: float = 1.0
     adam: bool = False
@@ -50,30 +52,33 @@ class OptimizerLaw:
         """Numbers for each element of the matrices of the blocks, which are nearly all of a model, on average."""
         return self.by_matrix.elements if self.by_matrix else self.elementwise
 
+    def excludes(self, choices: Choices) -> Iterator[str]:
+        """Why it cannot be combined with these choices of a recipe, and the mend."""
+        if self.by_layer and choices.cuts.state:
+            yield (f"{self.name} looks at whole layers, {choices.strategy} gives a rank 1/n of their elements: use ddp")
+        if self.by_matrix and choices.offload:
+            yield (
+                f"{self.name} puts matrices together from the pieces of all ranks, on the device that they talk "
+                "with, and offload moves the pieces to the CPU: leave offload out, or take adamw"
+            )
+
     def beside(self, by_matrix: bool) -> int:
         """Tensors as large as a parameter, or its piece, that lie beside it; `by_matrix`: of its parameter group."""
         return self.by_matrix.spread if self.by_matrix and by_matrix else self.elementwise
 
 
-def newton_schulz_scratch(rows: int, cols: int) -> int:
-    """Elements that Newton-Schulz holds besides: this step's x and the next one, A, and b A + c A A."""
-    return 2 * rows * cols + 2 * min(rows, cols) ** 2
-
-
-MUON = MatrixLaw(elements=1, owned=False, flops=orthogonalising_flops, scratch=newton_schulz_scratch, narrow=True)
-SHAMPOO = MatrixLaw(
-    elements=2, owned=True, flops=shampoo_flops, scratch=shampoo_scratch, narrow=False, factors=factors,
-    words="2 (m^2 + n^2) numbers of each block m x n, on its owner",
-)  # fmt: skip
-
 LAWS: Mapping[str, OptimizerLaw] = MappingProxyType(
     {
-        "adamw": OptimizerLaw(2, adam=True),
-        "adam": OptimizerLaw(2, adam=True),
-        "sgd": OptimizerLaw(1, passes=0.4),
-        "lamb": OptimizerLaw(2, by_layer=True),
-        "lars": OptimizerLaw(1, passes=0.5, by_layer=True),
-        "muon": OptimizerLaw(2, passes=0.6, adam=True, by_matrix=MUON),
-        "shampoo": OptimizerLaw(2, adam=True, by_matrix=SHAMPOO),
+        law.name: law
+        for law in (
+            OptimizerLaw("adamw", 2, adam=True),
+            OptimizerLaw("adam", 2, adam=True),
+            OptimizerLaw("sgd", 1, passes=0.4),
+            OptimizerLaw("lamb", 2, by_layer=True),
+            OptimizerLaw("lars", 1, passes=0.5, by_layer=True),
+            OptimizerLaw("muon", 2, passes=0.6, adam=True, by_matrix=MUON),
+            OptimizerLaw("shampoo", 2, adam=True, by_matrix=SHAMPOO),
+        )
     }
 )
+"""The laws by their names in a recipe."""

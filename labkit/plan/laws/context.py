@@ -35,69 +35,20 @@ scores again (Dao, arXiv:2307.08691, section 4.1). Held by labkit.parallel.conte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.cut_attention import CONTEXTS, CutAttention
+from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.traffic import Traffic
+from labkit.plan.layout import Layout
 from labkit.plan.link import Link
-from labkit.plan.recipe import CONTEXTS
+from labkit.plan.sizes import Sizes
+from labkit.plan.words import multiples
 
 BACKWARD = 2.5
 """Flops of attention's backward, in those of its forward."""
-
-
-@dataclass(frozen=True)
-class CutAttention:
-    """One layer's attention: `rows` of `seq` tokens over `n` ranks, with the heads that one rank of tp has.
-
-    `word` bytes a number; `more`: numbers that a head of queries and keys has besides the `width` of one of values
-    (latent attention). ValueError for sizes below 1, and for a row that n does not divide."""
-
-    seq: int
-    n: int
-    heads: int
-    key_heads: int
-    width: int
-    rows: int = 1
-    word: int = 2
-    more: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.seq, self.n, self.heads, self.key_heads, self.width, self.rows, self.word) < 1:
-            raise ValueError(f"sizes of an attention are at least 1, got {self}")
-        if self.seq % self.n:
-            raise ValueError(f"rows of {self.seq} tokens do not cut over {self.n} ranks: make seq a multiple")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that a rank has, of all rows."""
-        return self.rows * self.seq // self.n
-
-    @property
-    def pair(self) -> int:
-        """Numbers of a key and a value of one head, and of a query and what comes of it: 2 W, with `more` 2 W + r."""
-        return 2 * self.width + self.more
-
-    @property
-    def block(self) -> int:
-        """b: bytes of a rank's keys and values."""
-        return self.key_heads * self.tokens * self.pair * self.word
-
-    @property
-    def gradients(self) -> int:
-        """b': bytes of their gradients, as they travel."""
-        return self.block // self.word * max(4, self.word)
-
-    @property
-    def flops(self) -> float:
-        """Of a rank's forward under a causal mask: two products over half of the pairs."""
-        return 1.0 * self.heads * self.pair * self.tokens * self.seq
-
-    def possible(self, kind: str) -> bool:
-        """False for "ulysses" with heads that n does not divide. ValueError for another word than the three."""
-        if kind not in CONTEXTS:
-            raise ValueError(f"attention over ranks is one of {', '.join(CONTEXTS)}, got {kind!r}")
-        return kind != "ulysses" or not (self.heads % self.n or self.key_heads % self.n)
 
 
 def sent(kind: str, layer: CutAttention) -> tuple[int, int]:
@@ -114,22 +65,40 @@ def sent(kind: str, layer: CutAttention) -> tuple[int, int]:
     return (n - 1) * layer.block, (n - 1) * (layer.block + layer.gradients)
 
 
-def held_bytes(layer: CutAttention) -> int:
-    """Bytes that autograd keeps of the layer until backward, the same for all three."""
-    numbers = (layer.heads + layer.key_heads) * layer.tokens * layer.pair
-    return numbers * layer.word + layer.heads * layer.tokens * max(4, layer.word)
+def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
+    """Rows that cp does not divide, and heads that ulysses cannot deal out."""
+    if shape.seq % layout.cp:
+        yield (
+            f"rows of seq={shape.seq} tokens do not cut into cp={layout.cp} equal parts: "
+            + multiples("seq", shape.seq, layout.cp)
+        )
+    if choices.context != "ulysses" or layout.cp == 1:
+        return
+    if shape.n_head // layout.tp % layout.cp:
+        yield (
+            f"ulysses deals a rank's n_head={shape.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
+            "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
+        )
+    keys = max(1, shape.kv_heads // layout.tp)  # with more ranks than key heads each has a copy
+    if keys % layout.cp:
+        yield (
+            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
+            "take another cp, or context='ring' or 'gather', which cut no heads"
+        )
 
 
-def at_work(kind: str, layer: CutAttention) -> int:
-    """Bytes of keys, values and their gradients on top of `held_bytes`, at the highest moment of backward.
-
-    With ulysses: what came and what goes, of one all_to_all."""
-    n, b, grads = layer.n, layer.block, layer.gradients
-    if kind == "ulysses":
-        return 2 * (layer.heads + layer.key_heads) * layer.tokens * layer.pair * layer.word
-    if kind == "gather":
-        return (n + 1) * b + (2 * n + 1) * grads
-    return (2 if n > 3 else 1) * b + 4 * grads
+def sent_in_step(traffic: Traffic) -> Iterator[Item]:
+    """Along cp: the attention of all blocks of a rank; the forward's part again where a block runs again."""
+    layout, choices, n_layer = traffic.layout, traffic.choices, traffic.n_layer
+    if layout.cp == 1:
+        return
+    # how wide a head is does not matter: heads x width of this rank of tp is d_model / tp
+    heads = layout.cp * traffic.shared
+    layer = CutAttention(traffic.row, layout.cp, heads, layout.cp, 1, traffic.rows, traffic.word)
+    forward, backward = (part * traffic.d_model / layout.tp / heads for part in sent(choices.context, layer))
+    runs = 2 if choices.recompute == "full" else 1
+    formula = f"{n_layer} blocks x ({runs} x {forward:,.0f} + {backward:,.0f}) by {choices.context}, n={layout.cp}"
+    yield Item("cp", n_layer * (runs * forward + backward), "B", formula, "labkit.plan.laws.context")
 
 
 def exchange_s(kind: str, layer: CutAttention, link: Link) -> tuple[float, float]:
@@ -167,7 +136,7 @@ def seconds(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> B
     flops = f"3.5 x 2 B H W T T/n flops / {flops_per_s:g}"
     return Breakdown([
         Item("compute", (1 + BACKWARD) * scores, "s", flops, "arXiv:2307.08691, 4.1"),
-        Item("waiting", sum(unhidden_s(kind, layer, flops_per_s, link)), "s", formula, "labkit.plan.context"),
+        Item("waiting", sum(unhidden_s(kind, layer, flops_per_s, link)), "s", formula, "labkit.plan.laws.context"),
     ])  # fmt: skip
 
 

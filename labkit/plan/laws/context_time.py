@@ -10,7 +10,7 @@
                of dp
 
 What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.efficiency).
-The law of one link: labkit.plan.context.
+The law of one link: labkit.plan.laws.context.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.plan.context import CutAttention, exchange_s, unhidden_s
+from labkit.plan.cut_attention import CutAttention
 from labkit.plan.hardware import Hardware
+from labkit.plan.laws.context import exchange_s, unhidden_s
 from labkit.plan.layout import Layout
 from labkit.plan.link import Link
 from labkit.plan.ops import Setting

@@ -3,7 +3,7 @@
     experts    n_expert/ep of them are on this rank; gradients and state are shared along expert_dp, dp cp/ep ranks
     the rest   whole on each rank, and shared along all of dp x cp
 
-Each keeper sees its own parameters; what both hold is alive together (labkit.plan.keep, labkit.plan.units).
+Each keeper sees its own parameters; what both hold is alive together (labkit.plan.laws.keeper).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from labkit.plan.buckets import Live
 from labkit.plan.groups import ParamGroup
-from labkit.plan.keep import Keeper
+from labkit.plan.laws.keeper import Keeper
 from labkit.plan.tape import NOTHING, Bytes
 
 
@@ -22,8 +22,9 @@ class KeeperPair(Keeper):
 
     def __init__(self, keepers: Sequence[Keeper], shares: Sequence[int]) -> None:
         self.keepers, self.shares, self.widens = tuple(keepers), tuple(shares), keepers[0].widens
+        self.in_place, self.last_differs = keepers[0].in_place, keepers[0].last_differs
 
-    def each(self, numel: int) -> list[tuple[Keeper, int]]:
+    def by_keeper(self, numel: int) -> list[tuple[Keeper, int]]:
         """Each keeper with its part of `numel` parameters of whole blocks."""
         blocks = numel // max(1, sum(self.shares))
         return [(keeper, blocks * share) for keeper, share in zip(self.keepers, self.shares, strict=True)]
@@ -38,13 +39,13 @@ class KeeperPair(Keeper):
         """Group and elements of each tensor that this rank's optimizer steps on."""
         return [size for keeper in self.keepers for size in keeper.owned]
 
-    def weights(self) -> int:
+    def weights(self, numel: int) -> int:
         """Bytes of weights between steps."""
-        return sum(keeper.weights() for keeper in self.keepers)
+        return sum(keeper.weights(part) for keeper, part in self.by_keeper(numel))
 
-    def gradients(self) -> int:
+    def gradients(self, numel: int) -> int:
         """Bytes of gradients that are held all the time."""
-        return sum(keeper.gradients() for keeper in self.keepers)
+        return sum(keeper.gradients(part) for keeper, part in self.by_keeper(numel))
 
     def pass_begins(self, sending: bool) -> None:
         """A backward of one micro-batch begins."""
@@ -73,17 +74,17 @@ class KeeperPair(Keeper):
 
     def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
         """A micro-batch goes forward and one comes back."""
-        for keeper, part in self.each(numel):
+        for keeper, part in self.by_keeper(numel):
             keeper.turns(live, ahead, behind, part)
 
     def passed(self, live: Live, numel: int) -> None:
         """Forward has been through blocks that are not walked."""
-        for keeper, part in self.each(numel):
+        for keeper, part in self.by_keeper(numel):
             keeper.passed(live, part)
 
     def between(self, live: Live, numel: int) -> None:
         """The gradients of blocks that are not walked have come and gone."""
-        for keeper, part in self.each(numel):
+        for keeper, part in self.by_keeper(numel):
             keeper.between(live, part)
 
     def pass_ends(self, live: Live) -> None:
@@ -93,7 +94,7 @@ class KeeperPair(Keeper):
 
     def fill(self, live: Live, numel: int, times: int) -> None:
         """Adds the gradients that earlier passes left."""
-        for keeper, part in self.each(numel):
+        for keeper, part in self.by_keeper(numel):
             keeper.fill(live, part, times)
 
     def finish(self, live: Live) -> None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from labkit.plan.matrices import MatrixLaw
+
 BLOCK = 1024
 """The most rows, and columns, of a block."""
 EVERY = 10
@@ -50,3 +52,9 @@ def shampoo_scratch(rows: int, cols: int, block: int = BLOCK) -> int:
     m, n = max(cut(rows, block)), max(cut(cols, block))
     largest = max(m, n)
     return max(2 * largest * largest + largest, 2 * m * n)
+
+
+SHAMPOO = MatrixLaw(
+    elements=2, owned=True, flops=shampoo_flops, scratch=shampoo_scratch, narrow=False, factors=factors,
+    words="2 (m^2 + n^2) numbers of each block m x n, on its owner",
+)  # fmt: skip

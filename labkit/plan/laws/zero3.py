@@ -1,23 +1,151 @@
-"""ZeRO-3's keeper: weights come when a unit needs them and go when it is done, gradients go to their owners.
+"""The law of ZeRO-3 (labkit.parallel.zero3): weights are cut as well; they come when a unit needs them, and go again.
 
     forward of    0      1      2        backward of    2      1      0
     whole         0 1    1 2    2                       2 1    1 0    0         prefetch=1
     gradients                                           2      2 1    1 0       one unit's appear, one is on its way
 
+    holds      weights, gradients and state 1/n, and whole units as drawn
+    sends      two gathers and a reduce-scatter for each of m micro-batches: 3 m (n-1)/n N; one gather where units stay
+               whole from forward to backward, and one a step where the next micro-batch always comes before that
+    waits      for the first gather; each other one hides behind the unit before it, as far as that takes long enough
+
 A weight that several layers use (a tied table) is a unit that stays whole from its first use to the end of backward.
 Without resharding all units do: they are gathered in the first forward, and freed one by one in the last backward.
-Sizes are those of labkit.parallel.zero3.
+Source: Rajbhandari et al., arXiv:1910.02054, sections 5.3 and 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
-from labkit.plan.groups import Grouping
-from labkit.plan.keep import ZeRO2Keeper
+from labkit.plan.groups import Grouping, ParamGroup
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws.choices import Choices, Cuts
+from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work, beside
+from labkit.plan.laws.zero2 import ZeRO2Keeper
+from labkit.plan.layout import Layout
 from labkit.plan.ops import is_linear
 from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+
+
+class ZeRO3Law:
+    """What ZeRO-3 says of a job."""
+
+    name, cuts = "zero3", Cuts(True, True, True)
+    options: tuple[str, ...] = ("shard_ranks", "reshard", "fp8_gathers")
+    axes: tuple[str, ...] = ("dp",)
+    computes_gathered = True
+    in_buckets = False
+    every_pass_sends = True
+
+    @property
+    def words(self) -> str:
+        """`zero3`"""
+        return self.name
+
+    @property
+    def title(self) -> str:
+        """`ZeRO-3`"""
+        return "ZeRO-3"
+
+    def excludes(self, choices: Choices) -> Iterator[str]:
+        """A schedule that computes weight gradients later than input gradients."""
+        if choices.splits:
+            yield (
+                f"{choices.schedule} computes weight gradients long after input gradients, and zero3 lets go of what "
+                "they need in between: use '1f1b'"
+            )
+
+    def refuses(self, layout: Layout) -> Iterator[str]:
+        """No layout."""
+        return iter(())
+
+    def sharing(self, layout: Layout, copies: int) -> int:
+        """All ranks that have the same weights."""
+        return layout.dp * layout.cp * copies
+
+    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
+        """There is one group."""
+        return 1, 1
+
+    def keeper(
+        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
+    ) -> Keeper:
+        """A unit is a layer."""
+        return ZeRO3Keeper(
+            layers, n, choices.weight_bytes, gathered, choices.prefetch, stays, choices.gradient_bytes,
+            choices.fp32_gradients, choices.reshard, choices.fp8_gathers, choices.grouping,
+        )  # fmt: skip
+
+    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
+        """A part of each layer."""
+        return owned_of(layers, n, choices.grouping)
+
+    def left(self, n: int) -> float:
+        """This rank's part."""
+        return 1 / n
+
+    def most(self, amounts: Amounts, choices: Choices) -> int:
+        """This rank's part of the gradients, units that are gathered and one whose gradients leave."""
+        units = amounts.unit * (4 * choices.gradient_bytes + (2 + choices.prefetch) * 2 * amounts.gathered)
+        return amounts.owned * choices.gradient_bytes + units + (not choices.reshard) * amounts.numel * amounts.gathered
+
+    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
+        """Twice gathered for each micro-batch; where units stay whole, once for each time that none was under way."""
+        if choices.reshard:
+            return Moves(choices.n_turns, 2 * choices.n_turns)
+        schedule = choices.schedule_for(n_ranks)
+        under_way, times = dict.fromkeys(schedule.stages_of(place), 0), 0
+        for action in schedule.programs[place]:
+            times += action.kind == "F" and not under_way[action.stage]  # nobody has kept it whole
+            under_way[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
+        return Moves(choices.n_turns, times / len(under_way))
+
+    def expert_gathers(self, gathers: float, choices: Choices) -> float:
+        """Experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
+        units that stay whole wait for the second run, too, and so for the end of the step."""
+        return gathers + choices.n_micro if choices.reshard else 1
+
+    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+        """A block is gathered before its forward and before its backward, and its gradients leave behind it.
+
+        Where several groups have a copy of the state, gradients go across these after the last micro-batch."""
+        n_units = work.n_units
+        unit = state.params / n_units
+        gather = state.seconds(machine, "all_gather", unit * work.wide - state.coded)
+        scatter = state.seconds(machine, "reduce_scatter", unit * choices.gradient_bytes)
+        across = machine.collective_s("all_reduce", *state.across, unit * choices.gradient_bytes / state.share)
+        scatters, gathers, _ = self.moves(choices, work.n_ranks)
+        moved = n_units * (gathers * gather + scatters * scatter + across)
+        if not choices.prefetch:
+            return Waits(moved, moved)  # a unit that is gathered only when it is needed hides nothing
+        forward, backward = (seconds / n_units * state.part for seconds in (work.forward_s, work.backward_s))
+        ahead = gather + (n_units - 1) * beside(machine, gather, forward)  # nothing runs beside the first
+        again = gather * choices.reshard
+        back = again + scatter + (n_units - 1) * beside(machine, again + scatter, backward)
+        last = across + (n_units - 1) * beside(machine, across, backward)
+        first = gathers - work.n_micro * choices.reshard  # forwards that gather
+        return Waits(moved, min(first * ahead + work.n_micro * back + last, moved))
+
+    def gradient_words(self, width: int, share: str) -> str:
+        """A part, and what has just been made."""
+        return f"{width} N{share} + fresh ones"
+
+
+@lru_cache(maxsize=1024)
+def owned_of(layers: tuple[Params, ...], n: int, grouping: Grouping) -> tuple[tuple[ParamGroup, int], ...]:
+    """Group and elements of a rank's part of each layer; padding is counted."""
+    sizes = list[tuple[ParamGroup, int]]()
+    for layer in layers:
+        whole: dict[ParamGroup, int] = {}
+        for name, size in layer.sizes:
+            group = grouping.of_weight(name)
+            whole[group] = whole.get(group, 0) + size
+        sizes += [(group, -(-size // n)) for group, size in whole.items()]
+    return tuple(sizes)
 
 
 class ZeRO3Keeper(ZeRO2Keeper):
@@ -66,9 +194,9 @@ class ZeRO3Keeper(ZeRO2Keeper):
         """The bucket that leaves last: the one that stays, or else the first layer's."""
         return self.staying[-1] if self.staying else self.buckets[0]
 
-    def weights(self) -> int:
+    def weights(self, numel: int) -> int:
         """Bytes of weights between steps: 1/n of every unit."""
-        return sum(size for _, size in self.owned) * self.width
+        return sum(size for _, size in self.owned) * self.width + numel * self.width // self.n
 
     def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
         """Without resharding, units are whole at the start if a micro-batch is ahead, at the end if one is behind."""

@@ -1,0 +1,1 @@
+"""One file a mechanism: what it excludes, holds, sends and waits for."""

@@ -1,0 +1,136 @@
+"""What laws look at of a recipe. Recipes are made of names that laws define, so a law knows a recipe by this alone.
+
+labkit.plan.recipe says what each choice means.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from labkit.plan.groups import Grouping
+from labkit.plan.program import Schedule
+
+
+class Cuts(NamedTuple):
+    """For each kind of memory: True if a rank has 1/n of it between steps."""
+
+    weights: bool
+    gradients: bool
+    state: bool
+
+
+class Choices(Protocol):
+    """The choices of a run."""
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+
+    @property
+    def cuts(self) -> Cuts:
+        """What the strategy shares out over the ranks."""
+
+    @property
+    def schedule(self) -> str:
+        """The name of the pipeline's schedule."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step over all ranks."""
+
+    @property
+    def n_micro(self) -> int:
+        """Micro-batches of a rank."""
+
+    @property
+    def n_turns(self) -> int:
+        """Micro-batches that go through one copy of a stage."""
+
+    @property
+    def copies(self) -> int:
+        """Ranks of a pipeline that have a copy of the same stage."""
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages on a rank."""
+
+    @property
+    def splits(self) -> bool:
+        """True if the schedule cuts a backward in two."""
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """True if tp also cuts rows by position."""
+
+    @property
+    def recompute(self) -> str:
+        """What backward runs again."""
+
+    @property
+    def context(self) -> str:
+        """How attention reaches the tokens of other ranks."""
+
+    @property
+    def precision(self) -> str:
+        """The name of the precision."""
+
+    @property
+    def scaling(self) -> str:
+        """How far a unit of 8-bit copies reaches."""
+
+    @property
+    def eight_bits(self) -> bool:
+        """True if linears multiply copies of 8 bits or fewer."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient as it is added up."""
+
+    @property
+    def sent_gradient_bytes(self) -> float:
+        """Bytes of a gradient on its way to other ranks."""
+
+    @property
+    def fp32_gradients(self) -> bool:
+        """True if gradients are widened as they are added up."""
+
+    @property
+    def gradients(self) -> str:
+        """How gradients travel."""
+
+    @property
+    def fp8_gathers(self) -> bool:
+        """True if weights of linears are gathered in 8 bits."""
+
+    @property
+    def offload(self) -> bool:
+        """True if the optimizer's state lives beside the CPU."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of gradients that fill a bucket."""
+
+    @property
+    def prefetch(self) -> int:
+        """Units that ZeRO-3 gathers ahead."""
+
+    @property
+    def reshard(self) -> bool:
+        """False if gathered units stay whole from forward to backward."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which parameters the optimizer treats alike."""
+
+    def n_stages(self, n_ranks: int) -> int:
+        """The stages into which a pipeline of so many ranks cuts the model."""
+
+    def stages_on(self, place: int, n_ranks: int) -> range:
+        """The stages of the rank at `place`."""
+
+    def schedule_for(self, n_ranks: int) -> Schedule:
+        """The schedule of a pipeline of so many ranks."""

@@ -1,0 +1,94 @@
+"""The law of DDP (labkit.parallel.ddp): each rank has all of the state, and gradients are summed in buckets.
+
+    holds      weights N, gradients N in their buckets, state whole
+    sends      an all_reduce of the gradients, 2 (n-1)/n N, or what is left of them where they travel in fewer bytes
+    waits      for the last bucket: the others travel while backward goes on
+
+How gradients travel is a choice of its own: sent_gradients.py. Source: Li et al., arXiv:2006.15704, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from labkit.plan.buckets import Params
+from labkit.plan.groups import ParamGroup
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws.choices import Choices, Cuts
+from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
+from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.sent_gradients import WAYS
+from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
+from labkit.plan.layout import Layout
+
+
+class DDPLaw:
+    """What DDP says of a job."""
+
+    name = words = "ddp"
+    title, cuts = "DDP", Cuts(False, False, False)
+    options: tuple[str, ...] = ("gradients",)
+    axes = ("dp",)
+    computes_gathered = in_buckets = every_pass_sends = False
+
+    def excludes(self, choices: Choices) -> Iterator[str]:
+        """Offloading, which moves a shard; and what the gradients' way excludes."""
+        if choices.offload:
+            yield "offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3"
+        yield from WAYS[choices.gradients].excludes(choices)
+
+    def refuses(self, layout: Layout) -> Iterator[str]:
+        """No layout."""
+        return iter(())
+
+    def sharing(self, layout: Layout, copies: int) -> int:
+        """All ranks that have the same weights."""
+        return layout.dp * layout.cp * copies
+
+    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
+        """There is one group."""
+        return 1, 1
+
+    def keeper(
+        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
+    ) -> Keeper:
+        """Gradients live in their buckets; a copy of those that travel in fewer bytes comes and goes."""
+        kind = WAYS[choices.gradients].keeper if n > 1 else Keeper
+        return kind(
+            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
+            choices.grouping,
+        )  # fmt: skip
+
+    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
+        """Every parameter."""
+        return tuple((choices.grouping.of_weight(name), size) for layer in layers for name, size in layer.sizes)
+
+    def left(self, n: int) -> float:
+        """None: their memory is there all the time."""
+        return 0.0
+
+    def most(self, amounts: Amounts, choices: Choices) -> int:
+        """The gradient that was made last, and copies of all that travel in fewer bytes."""
+        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
+        copies = 2 * amounts.numel + 12 * bucket if WAYS[choices.gradients].coding_bytes else 0
+        return amounts.param * choices.gradient_bytes + copies
+
+    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
+        """An all_reduce is a reduce-scatter and an all-gather of gradients."""
+        return Moves(1, 1, of_gradients=True)
+
+    def expert_gathers(self, gathers: float, choices: Choices) -> float:
+        """As those of all else."""
+        return gathers
+
+    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+        """Behind the last backward. To code and decode is work of the device itself, which goes on beside no other."""
+        way = WAYS[choices.gradients]
+        n_bytes = state.params * way.element_bytes(choices.gradient_bytes) / buckets_of(state, choices)
+        coding = state.params * way.coding_bytes / machine.reachable_bytes_per_s
+        one = way.one_s(state, machine, n_bytes)
+        return waits_of_buckets(state, work, choices, machine, one, 1, coding)
+
+    def gradient_words(self, width: int, share: str) -> str:
+        """Whole."""
+        return f"{width} N"

@@ -1,0 +1,83 @@
+"""What ZeRO-1 and ZeRO-2 share: a rank steps on its flat part of each bucket, and gathers new weights once a step.
+
+    backward       | bucket 0 | bucket 1 | bucket 2 |            each is reduce-scattered while the next one fills
+    after step                                       | gather |  nothing hides the new weights: all wait for them
+
+Law of the wait: Li et al., arXiv:2006.15704, section 3.2.3; what is gathered: Rajbhandari et al., arXiv:1910.02054, 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from labkit.plan.buckets import Params, in_buckets
+from labkit.plan.groups import Grouping, ParamGroup
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.strategy import State, Waits, Work, beside
+from labkit.plan.layout import Layout
+
+
+class InBuckets:
+    """The answers that the laws of ZeRO-1 and ZeRO-2 have in common."""
+
+    options: tuple[str, ...] = ()
+    axes = ("dp",)
+    computes_gathered = False
+    in_buckets = True
+
+    def excludes(self, choices: Choices) -> Iterator[str]:
+        """Nothing: whatever is true of one rank's whole state is true of a flat part of it."""
+        return iter(())
+
+    def refuses(self, layout: Layout) -> Iterator[str]:
+        """No layout."""
+        return iter(())
+
+    def sharing(self, layout: Layout, copies: int) -> int:
+        """All ranks that have the same weights."""
+        return layout.dp * layout.cp * copies
+
+    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
+        """There is one group."""
+        return 1, 1
+
+    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
+        """A flat part of each bucket."""
+        return owned_of(layers, n, choices.gradient_bytes, choices.bucket_bytes, choices.grouping)
+
+    def expert_gathers(self, gathers: float, choices: Choices) -> float:
+        """As those of all else: weights are whole while blocks run again."""
+        return gathers
+
+
+@lru_cache(maxsize=1024)
+def owned_of(
+    layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int, grouping: Grouping
+) -> tuple[tuple[ParamGroup, int], ...]:
+    """Group and elements of a rank's part of each bucket."""
+    buckets = in_buckets(layers, n, width, bucket_bytes, grouping)
+    return tuple((group, numel // n) for bucket in buckets for group, numel in bucket.parts.items())
+
+
+def waits_of_buckets(
+    state: State, work: Work, choices: Choices, machine: Hardware, one: float, scatters: int, after: float
+) -> Waits:
+    """Buckets leave while a micro-batch goes backward, each in `one` second: the last one of each of `scatters` passes
+    in the open. `after` is what comes when backward is over."""
+    n_buckets = buckets_of(state, choices)
+    backward = work.backward_s * state.part
+    longer = one + beside(machine, (n_buckets - 1) * one, backward * (1 - 1 / n_buckets))
+    return Waits(scatters * n_buckets * one + after, scatters * longer + after)
+
+
+def buckets_of(state: State, choices: Choices) -> int:
+    """The number of buckets that a rank's gradients fill."""
+    return max(1, round(state.params * choices.gradient_bytes / choices.bucket_bytes))
+
+
+def gather_s(state: State, choices: Choices, machine: Hardware) -> float:
+    """Seconds of the gather of new weights, bucket by bucket."""
+    n_buckets = buckets_of(state, choices)
+    return n_buckets * state.seconds(machine, "all_gather", state.params * choices.weight_bytes / n_buckets)

@@ -1,0 +1,64 @@
+"""The law of tensor parallelism (labkit.parallel.tensor), by position as well (labkit.parallel.sequence).
+
+    sends    A = bytes of the activations of all rows of this rank, [rows, T, D]
+             2 (n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the
+             embedding (forward) and one for the head (backward); and 3 numbers a token for the loss. A mixture of
+             experts sends what an MLP does, and k numbers a token in backward, in fp32 at least
+    again    full: attention's closing all_reduce, and not that of the MLP, with which a block ends; in sequence both
+             gathers as well, which are half an all_reduce each, and are all that "gathers" and "selective" run again
+    waits    for all of it: the next product needs the sum
+
+Sequence parallelism sends the same in two calls, a reduce_scatter and an all_gather. Sources: Shoeybi et al.,
+arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labkit.plan.breakdown import Item
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.traffic import Traffic
+from labkit.plan.layout import Layout
+from labkit.plan.sizes import Sizes
+from labkit.plan.words import multiples
+
+
+def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
+    """Rows that sequence parallelism cannot cut."""
+    tokens = shape.seq // layout.cp
+    if choices.sequence_parallel and tokens % layout.tp:
+        cut = f"the {tokens} tokens of a rank, seq={shape.seq} / cp={layout.cp}," * (layout.cp > 1)
+        yield (
+            f"sequence parallel cuts {cut or f'seq={shape.seq}'} into tp={layout.tp} equal parts: "
+            + multiples("seq", shape.seq, layout.cp * layout.tp)
+        )
+
+
+def sent(traffic: Traffic) -> Iterator[Item]:
+    """Along tp: sums of activations, of the loss, and of the gradients of experts' weights."""
+    n, choices, tokens, word, top_k = (
+        traffic.layout.tp, traffic.choices, traffic.tokens, traffic.word, traffic.top_k,
+    )  # fmt: skip
+    reduces = (4 + sums_again(choices, top_k > 0)) * traffic.n_layer + (0 in traffic.stages) + traffic.is_last
+    loss = 3 * tokens * max(4, word) * traffic.is_last
+    weights = traffic.n_layer * top_k * tokens * max(4, word)
+    value = 2 * (n - 1) / n * (reduces * tokens * traffic.d_model * word + loss + weights)
+    routed = " + gradients of experts' weights" * (top_k > 0)
+    yield Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss{routed}), n={n}", "arXiv:1909.08053, 3")
+
+
+def sums_again(choices: Choices, mixed: bool = False) -> float:
+    """The all_reduces that backward runs again in each block; a gather is half of one.
+
+    `mixed`: a block with experts, which keep what was gathered for them unless all of the block runs again."""
+    in_sequence, gathers = choices.sequence_parallel, 1 if mixed else 2
+    return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(choices.recompute, 0.5 * gathers * in_sequence)
+
+
+def sum_s(machine: Hardware, n: int, numel: int, width: int, in_sequence: bool) -> float:
+    """Seconds of one sum of `numel` numbers of `width` bytes over `n` ranks."""
+    spans = -(-n // machine.node_size) - 1  # further nodes that a sum has to reach
+    reach = machine.practice.crossing_s * spans * (1 + in_sequence)
+    return machine.collective_s("all_reduce", n, 1, numel * width) + reach

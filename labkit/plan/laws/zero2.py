@@ -1,0 +1,96 @@
+"""The law of ZeRO-2 (labkit.parallel.zero2): state and gradients are cut, so gradients leave after each micro-batch.
+
+    holds      weights N, gradients of the bucket that fills, 1/n of all others; state 1/n
+    sends      a reduce-scatter for each of m micro-batches, an all-gather of weights: (m + 1) (n-1)/n N
+    waits      for the last bucket of each micro-batch, and for all of the gather
+
+Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.plan.buckets import Bucket, Live, Params
+from labkit.plan.hardware import Hardware
+from labkit.plan.laws.choices import Choices, Cuts
+from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
+from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
+from labkit.plan.laws.zero1 import ZeRO1Keeper
+from labkit.plan.tape import GRADIENTS, OTHER
+
+
+class ZeRO2Law(InBuckets):
+    """What ZeRO-2 says of a job."""
+
+    name = words = "zero2"
+    title, cuts = "ZeRO-2", Cuts(False, True, True)
+    every_pass_sends = True
+
+    def keeper(
+        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
+    ) -> Keeper:
+        """1/n of each bucket stays."""
+        return ZeRO2Keeper(
+            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
+            choices.grouping,
+        )  # fmt: skip
+
+    def left(self, n: int) -> float:
+        """This rank's part."""
+        return 1 / n
+
+    def most(self, amounts: Amounts, choices: Choices) -> int:
+        """This rank's part of the gradients, and buckets that fill and that are on their way."""
+        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
+        return amounts.owned * choices.gradient_bytes + 4 * bucket * amounts.groups
+
+    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
+        """Gradients after each micro-batch: whole ones cannot wait."""
+        return Moves(choices.n_turns, 1)
+
+    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+        """Behind every backward, then for the new weights."""
+        n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
+        one = state.seconds(machine, "reduce_scatter", n_bytes)
+        return waits_of_buckets(state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine))
+
+    def gradient_words(self, width: int, share: str) -> str:
+        """A part, and what has just been made."""
+        return f"{width} N{share} + fresh ones"
+
+
+class ZeRO2Keeper(ZeRO1Keeper):
+    """ZeRO-2: every pass sends its gradients, so that 1/n of them stays."""
+
+    last_differs = False
+
+    @property
+    def part(self) -> int:
+        """The first pass's part is the gradient; a part of a later pass is a temporary that is added to it."""
+        return OTHER if self.passes else GRADIENTS
+
+    def pass_begins(self, sending: bool) -> None:
+        """Every pass sends its gradients, also one that is not the last of the step."""
+        super().pass_begins(sending)
+        self.sending = True
+
+    def between(self, live: Live, numel: int) -> None:
+        """1/n of these gradients stays."""
+        if not self.passes:
+            live.add(GRADIENTS, numel * self.sums // self.n)
+
+    def fill(self, live: Live, numel: int, times: int) -> None:
+        """Earlier passes have left 1/n of each bucket, and the last bucket is still on its way."""
+        live.add(GRADIENTS, (self.numel + numel) * self.sums // self.n)
+        self.passes = times
+        self.leaving = self.last
+        self.leaving.packed = GRADIENTS if times == 1 else OTHER
+        live.add(OTHER, (self.n > 1) * self.leaving.numel * self.sums)  # a group of one has its answer at once
+        live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.sums)
+
+    @property
+    def last(self) -> Bucket:
+        """The bucket that leaves last."""
+        return self.buckets[-1]
