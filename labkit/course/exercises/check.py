@@ -40,8 +40,8 @@ def check(attempt: Any, key: str = "") -> Report:
     kept with your progress. ValueError, which says why, for what cannot be judged."""
     if isinstance(attempt, str):
         raise ValueError(f"check takes the function that you wrote, not its name or text: check({attempt[:30]})")
-    mine = attempt_of(attempt)
-    report = judged(problem(key) if key else by_name(mine.name), mine)
+    candidate = attempt_of(attempt)
+    report = judged(problem(key) if key else by_name(candidate.name), candidate)
     changed = list(tampered())
     if not changed:
         return report

@@ -162,7 +162,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=conveyor,
     answer=answer,
-    given=("Action",),
+    imports=("Action",),
     laws=(
         most_held(lambda case, rank: micros_of(case), "a rank holds the activations of at most m micro-batches"),
         order("all forwards of a rank come before its first backward", forwards_first),

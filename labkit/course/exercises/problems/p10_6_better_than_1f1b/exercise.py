@@ -139,7 +139,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Action",),
+    imports=("Action",),
     laws=(
         order("no two ranks wait for each other", runs),
         Law("memory", "a rank holds at most as many micro-batches between F and W as there are ranks", held),

@@ -107,6 +107,6 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("LoRALinear",),
+    imports=("LoRALinear",),
     changes=(0,),
 )

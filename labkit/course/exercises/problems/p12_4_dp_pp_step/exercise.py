@@ -144,7 +144,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Mesh",),
+    imports=("Mesh",),
     laws=(
         sends(along_pp, "along pp: m activations on, m gradients back", axis="pp", only=("send",)),
         sends(along_dp, "along dp: 2(n-1)/n of the gradients of this stage, once a step", axis="dp"),

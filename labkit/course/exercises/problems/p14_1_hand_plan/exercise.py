@@ -92,5 +92,5 @@ PROBLEM = Problem(
     play=call_each,
     answer=answer,
     tolerance=(1e-9, 0.0),
-    given=("Layout", "ModelShape"),
+    imports=("Layout", "ModelShape"),
 )

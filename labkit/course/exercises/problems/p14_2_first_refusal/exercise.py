@@ -112,5 +112,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("Layout", "ModelShape", "Recipe"),
+    imports=("Layout", "ModelShape", "Recipe"),
 )

@@ -68,5 +68,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("ModelShape",),
+    imports=("ModelShape",),
 )

@@ -84,5 +84,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("Layout",),
+    imports=("Layout",),
 )

@@ -177,5 +177,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Layout",),
+    imports=("Layout",),
 )
