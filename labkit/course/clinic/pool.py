@@ -61,10 +61,10 @@ class Pool(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and take pieces for the tensors that it returns."""
         # A view is no new memory, and what it looks at may be none of the device's: a buffer of the wire, for instance.
-        given = {storage_key(storage) for storage in _storages((args, kwargs))}
+        argument_keys = {storage_key(storage) for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
-            if storage_key(storage) not in given:
+            if storage_key(storage) not in argument_keys:
                 self._born(storage)
         return out
 

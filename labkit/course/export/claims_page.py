@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     name: str
     claimed: str
-    found: str
+    finding: str
     holds: bool
 
 

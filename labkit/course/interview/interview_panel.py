@@ -68,8 +68,8 @@ class InterviewPanel(Twin, widgets.VBox):
         self.stop = _button("end", "stop here, and see the report", self.end)
         self.answer, self.ticks = Linked(), widgets.VBox()
         self.onward = _button("next", "keep these points, and go on", self.next, "primary")
-        self.said, self.told = widgets.HTML(), Linked()
-        self.again = _button("again", "another interview", self.restart)
+        self.said, self.report = widgets.HTML(), Linked()
+        self.restart_button = _button("again", "another interview", self.restart)
         topics_too = (self.topics,) if self.topics.options else ()
         opening = widgets.HTML("<b>Mock interview.</b> Topics: none chosen means all; with Ctrl several.")
         self.first = widgets.VBox([opening, self.minutes, self.level, *topics_too, self.go])
@@ -77,7 +77,7 @@ class InterviewPanel(Twin, widgets.VBox):
         self.page = widgets.VBox(
             [self.clock, self.asking, self.room, self.notes, buttons, self.answer, self.ticks, self.onward]
         )
-        self.last = widgets.VBox([self.told, self.again])
+        self.last = widgets.VBox([self.report, self.restart_button])
         super().__init__([self.said, self.first, self.page, self.last])
         self._turn(self.first)
         if not callable(interview):
@@ -257,11 +257,11 @@ class InterviewPanel(Twin, widgets.VBox):
         self.room.children, self.board = (), None
         noted = "".join(f"<dt><b>{escape(asked)}</b></dt><dd>{escape(words)}</dd>" for asked, words in self.noted)
         notes = f"<details><summary>your answers and notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""
-        self.told.value = f"{session.report()._repr_html_()}{notes}"
-        self.again.layout.display = "" if self.make else "none"
+        self.report.value = f"{session.report()._repr_html_()}{notes}"
+        self.restart_button.layout.display = "" if self.make else "none"
         self._turn(self.last)
         if focus and self.make:
-            self.again.focus()
+            self.restart_button.focus()
 
 
 def _button(words: str, tooltip: str, act: Callable[[], None], style: str = "") -> widgets.Button:

@@ -116,7 +116,7 @@ def evidence(judged: Judged) -> str:
     """HTML beside a point: the words of the answer that reach it, what is missing, and what is nearly right."""
     signs = {True: "✓", False: "✗", None: "?"}
     words = "; ".join(judged.evidence) or ("not judged" if judged.reached is None else "not seen in your words")
-    lines = [words, *judged.told] if judged.evidence or not judged.told else list(judged.told)
+    lines = [words, *judged.remarks] if judged.evidence or not judged.remarks else list(judged.remarks)
     parts = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
     if judged.missing and not judged.reached:
         parts.append(f"not there: {escape(', '.join(judged.missing))}")

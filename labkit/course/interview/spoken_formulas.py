@@ -149,25 +149,25 @@ def _equal(law: str, text: str) -> bool:
     """True if the whiteboard finds both formulas equal."""
     known = names(law)
     try:
-        mine, truth = parse(text, known), parse(law, known)
+        formula, truth = parse(text, known), parse(law, known)
     except NoFormula:
         return False
     if not known:
-        return _same(mine, truth, {})
+        return _same(formula, truth, {})
     asked = question_of(law)
-    if not all(_same(mine, truth, values) for values in asked.draws(3, 1)):  # cheap numbers first, then slow algebra
+    if not all(_same(formula, truth, values) for values in asked.draws(3, 1)):  # cheap numbers first, then slow algebra
         return False
     return check(asked, text).right
 
 
-def _same(mine: Formula, truth: Formula, values: dict[str, float]) -> bool:
-    return math.isclose(mine.number(values), truth.number(values), rel_tol=1e-9)
+def _same(formula: Formula, truth: Formula, values: dict[str, float]) -> bool:
+    return math.isclose(formula.number(values), truth.number(values), rel_tol=1e-9)
 
 
 def _renamed(law: str, text: str) -> Iterator[tuple[str, str]]:
     """The text with the law's names for its symbols, in every plausible way: (which name for which, text)."""
-    mine, truth = names(text), names(law)
-    strange, free = [name for name in mine if name not in truth], [name for name in truth if name not in mine]
+    symbols, truth = names(text), names(law)
+    strange, free = [name for name in symbols if name not in truth], [name for name in truth if name not in symbols]
     if not strange:
         yield "", text
         return

@@ -104,7 +104,7 @@ class Progress:
     @property
     def note(self) -> str:
         """Problems with the file; "" if there are none."""
-        return "; ".join(filter(None, (self.store.note, self.log.told)))
+        return "; ".join(filter(None, (self.store.note, self.log.note)))
 
     def add(self, report: Report, source: str) -> Attempt | None:
         """Store an attempt and return it; a stub that is not written yet is not stored and gives None."""

@@ -26,13 +26,13 @@ class ProgressPanel(Explorer):
         self._every, self._fault = tuple[Row, ...](), ""
         self.table = widgets.HTML()
         self.lab = widgets.Dropdown(options=(ALL,), description="lab", tooltip="whose exercises")
-        self.again = widgets.Button(description="refresh", tooltip="read again what was done")
-        self.again.on_click(lambda _: self.refresh())
+        self.refresh_button = widgets.Button(description="refresh", tooltip="read again what was done")
+        self.refresh_button.on_click(lambda _: self.refresh())
         self._read()
         if lab and lab not in self.lab.options:
             raise ValueError(f"lab {lab!r} has no exercise; there are {', '.join(self.lab.options[1:]) or 'none'}")
         self.lab.value = lab or ALL
-        above = widgets.HBox([self.lab, self.again])
+        above = widgets.HBox([self.lab, self.refresh_button])
         super().__init__([above], [self.lab])
         self.children = (above, self.said, self.shown, self.table)
 

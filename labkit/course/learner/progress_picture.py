@@ -109,12 +109,12 @@ def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
     words = totals(rows)
     body, y = [headline(f"{title}: {words}" if title else words)], 36.0
     for lab in dict.fromkeys(row.lab for row in rows):
-        mine = [row for row in rows if row.lab == lab]
+        lab_rows = [row for row in rows if row.lab == lab]
         body += [text(4, y + 17, f"lab {lab}", bold=True)]
-        body += [text(4, y + 34, f"{sum(row.passed for row in mine)} of {len(mine)}", size=12)]
-        for place, row in enumerate(mine):
+        body += [text(4, y + 34, f"{sum(row.passed for row in lab_rows)} of {len(lab_rows)}", size=12)]
+        for place, row in enumerate(lab_rows):
             body.append(_box(row, LEFT + place % PER_LINE * PITCH, y + place // PER_LINE * (TALL + 5)))
-        y += -(-len(mine) // PER_LINE) * (TALL + 5) + 5
+        y += -(-len(lab_rows) // PER_LINE) * (TALL + 5) + 5
     if not rows:
         body.append(text(4, y + 12, "There is no exercise here.", size=12))
         y += 26

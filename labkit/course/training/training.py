@@ -169,13 +169,13 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
             device=group.device,
         )  # fmt: skip
-        given: tuple[Any, ...] = (tokens, targets, number, *documents)
+        arguments: tuple[Any, ...] = (tokens, targets, number, *documents)
         if number == probed:  # the second step, in which the optimizer already has its state
-            loss, seen = _probed(step, given, group)
+            loss, seen = _probed(step, arguments, group)
         else:
             started = time.perf_counter()
             with own:
-                loss = step(*given)
+                loss = step(*arguments)
             seconds.append(time.perf_counter() - started)
         losses.append((number, loss))
         skipped += step.skipped
@@ -285,7 +285,7 @@ def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
         raise ValueError(f"{folder} was made {made} packed documents: {mend} --packed")
 
 
-def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
+def _probed(step: Any, arguments: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
     from labkit.parallel.eight_bit_gradients import EightBitGradients
     from labkit.probe.memory import MemoryProbe
 
@@ -303,7 +303,7 @@ def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dic
     ledger = group.ledger
     before = {axis: (ledger.sent_bytes(axis=axis), ledger.charged_bytes(axis=axis)) for axis in axes}
     with probe:
-        loss = step(*given)
+        loss = step(*arguments)
     sent = {axis: ledger.sent_bytes(axis=axis) - was for axis, (was, _) in before.items()}
     charged = {axis: ledger.charged_bytes(axis=axis) - was for axis, (_, was) in before.items()}
     peak: Breakdown = probe.peak

@@ -70,13 +70,13 @@ class Play(Recorded, widgets.VBox):
         return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")
 
 
-def _control(name: str, given: Any) -> Any:
+def _control(name: str, spec: Any) -> Any:
     """A widget with a value. ValueError for anything but a widget and (lowest, highest, first)."""
-    if hasattr(given, "value") and hasattr(given, "observe"):
-        return given
-    if isinstance(given, tuple) and len(given) == 3 and all(isinstance(number, int) for number in given):
-        low, high, first = given
+    if hasattr(spec, "value") and hasattr(spec, "observe"):
+        return spec
+    if isinstance(spec, tuple) and len(spec) == 3 and all(isinstance(number, int) for number in spec):
+        low, high, first = spec
         if low <= first <= high:
             words = name.replace("_", " ")
             return widgets.IntSlider(first, low, high, description=words, continuous_update=False)
-    raise ValueError(f"{name}: a control is a widget with a value or (lowest, highest, first) in order, got {given!r}")
+    raise ValueError(f"{name}: a control is a widget with a value or (lowest, highest, first) in order, got {spec!r}")

@@ -102,7 +102,7 @@ def test_the_controls_move_what_the_laws_say(board):
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
     page.check(explorer.static())
     assert "home; pp 4: 1f1b of 2, checkpointing: predicted 2.74 MB s, fits under the cap" in explorer.static().label
-    explorer.again.value = False
+    explorer.checkpointing.value = False
     assert "pp 4: 1f1b of 2: predicted" in explorer.shown.value
     assert "MB over the cap" in explorer.shown.value
     explorer.task.value = "roomy"
@@ -185,7 +185,7 @@ def test_a_redraw_is_little_work(board):
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
 
     def move():
-        explorer.again.value = not explorer.again.value
+        explorer.checkpointing.value = not explorer.checkpointing.value
 
     move()
     assert lines(move) < 900_000

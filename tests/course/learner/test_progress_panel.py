@@ -169,11 +169,11 @@ def test_the_button_reads_again_and_the_lab_stays():
     now.append(replace(NEW, key="08.1", lab="08"))
     now[3] = replace(STARRED, tries=9)
     assert "star, 2" in page.texts(panel.static())
-    panel.again.click()
+    panel.refresh_button.click()
     assert "star, 9" in page.texts(panel.static())
     assert (panel.lab.value, panel.lab.options) == ("07", (ALL, "03", "07", "08"))
     now[:] = ROWS[:2]
-    panel.again.click()
+    panel.refresh_button.click()
     assert (panel.lab.value, panel.rows) == (ALL, ROWS[:2])
 
 
@@ -189,13 +189,13 @@ def test_what_cannot_be_read_is_told_and_the_last_picture_stays(fault):
 
     panel = ProgressPanel(ask)
     answers.append(fault)
-    panel.again.click()
+    panel.refresh_button.click()
     assert panel.said.value == "the &lt;file&gt; is locked: this is how far you were before"
     assert panel.rows == ROWS
     panel.lab.value = "03"
     assert "locked" in panel.said.value
     answers.append(ROWS)
-    panel.again.click()
+    panel.refresh_button.click()
     assert panel.said.value == ""
     answers.append(fault)
     never = ProgressPanel(ask)
@@ -215,10 +215,10 @@ def test_a_static_twin_stands_below_the_live_view():
 def test_controls_can_be_reached_by_keyboard_and_say_what_they_are():
     """Would catch a control that only a pointer can use, or that a reader of screens calls 'combobox'."""
     panel = ProgressPanel(lambda: ROWS)
-    assert (panel.lab.description, panel.again.description) == ("lab", "refresh")
+    assert (panel.lab.description, panel.refresh_button.description) == ("lab", "refresh")
     assert panel.lab.tooltip
-    assert panel.again.tooltip
-    assert (panel.lab.disabled, panel.again.disabled) == (False, False)
+    assert panel.refresh_button.tooltip
+    assert (panel.lab.disabled, panel.refresh_button.disabled) == (False, False)
     assert {type(each).__name__ for each in panel.children} == {"HBox", "HTML"}
 
 
@@ -228,7 +228,7 @@ def test_the_panel_shows_what_was_kept(tmp_path):
     panel = ProgressPanel(lambda: kept.rows([problem("03.2")]))
     assert [row.key for row in panel.rows] == ["03.2"]
     kept.hint("03.2", 1)
-    panel.again.click()
+    panel.refresh_button.click()
     assert "1 hint;" in panel.static().label
 
 
