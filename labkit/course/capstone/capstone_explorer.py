@@ -107,7 +107,7 @@ class CapstoneExplorer(Explorer):
         if self.entry is not None:  # the last step was done when the button was pressed, so the attempt counts
             message = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
         self.draw()
-        self.said.value = escape(message)
+        self.message.value = escape(message)
 
 
 def _numbers(kind: str, entries: Sequence[Entry]) -> list[str]:

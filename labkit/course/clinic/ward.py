@@ -98,7 +98,7 @@ class Ward(Explorer):
         if self.shift.diagnosed:
             self.onward.focus()
         elif lost := self.shift.visit.minutes - before:
-            self.said.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
+            self.message.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
             self.cause.focus()
 
     def give_up(self) -> None:
@@ -126,7 +126,7 @@ class Ward(Explorer):
         try:
             act()
         except ValueError as error:  # the button was pressed just before it was disabled
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return
         self._at_card = False
         self.draw()
@@ -151,7 +151,7 @@ class Ward(Explorer):
     def _ended(self, why: str) -> None:
         self.draw()
         name, count = self.examined
-        self.said.value = escape(
+        self.message.value = escape(
             "stopped" if why == STOPPED else why or f"ran on real ranks: {count} signs of {name} are from this run"
         )
 

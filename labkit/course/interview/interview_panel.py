@@ -68,7 +68,7 @@ class InterviewPanel(Twin, widgets.VBox):
         self.stop = _button("end", "stop here, and see the report", self.end)
         self.answer, self.ticks = Linked(), widgets.VBox()
         self.onward = _button("next", "keep these points, and go on", self.next, "primary")
-        self.said, self.report = widgets.HTML(), Linked()
+        self.message, self.report = widgets.HTML(), Linked()
         self.restart_button = _button("again", "another interview", self.restart)
         topics_too = (self.topics,) if self.topics.options else ()
         opening = widgets.HTML("<b>Mock interview.</b> Topics: none chosen means all; with Ctrl several.")
@@ -78,7 +78,7 @@ class InterviewPanel(Twin, widgets.VBox):
             [self.clock, self.asking, self.room, self.notes, buttons, self.answer, self.ticks, self.onward]
         )
         self.last = widgets.VBox([self.report, self.restart_button])
-        super().__init__([self.said, self.first, self.page, self.last])
+        super().__init__([self.message, self.first, self.page, self.last])
         self._turn(self.first)
         if not callable(interview):
             self.session = interview
@@ -90,7 +90,7 @@ class InterviewPanel(Twin, widgets.VBox):
         try:
             self.session = self.make(self.minutes.value, self.level.value, tuple(self.topics.value))
         except (OSError, ValueError) as error:
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return
         self.noted.clear()
         self._ask(focus=True)
@@ -190,7 +190,7 @@ class InterviewPanel(Twin, widgets.VBox):
         try:
             return session.judge(typed)
         except ValueError as error:  # the text is too long: the learner ticks the points without it
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return {}
 
     def _running(self) -> Interview:
@@ -217,7 +217,7 @@ class InterviewPanel(Twin, widgets.VBox):
         """Show the next question, or the report. The focus moves only after the learner has pressed something."""
         session = self._running()
         asked, number = session.question, len(session.asked) + 1
-        self.said.value = escape("; ".join(filter(None, (failed, session.note))))
+        self.message.value = escape("; ".join(filter(None, (failed, session.note))))
         if asked is None:
             self._finish(session, focus)
             return
@@ -243,7 +243,7 @@ class InterviewPanel(Twin, widgets.VBox):
     def _whiteboard(self, asked: Derivation) -> Whiteboard:
         """A whiteboard for this question, which does not show its answer; each formula goes to the session."""
         board = Whiteboard(asked.name, [asked.name])
-        board.children = (board.asking, board.field, board.reading, board.along, board.said, board.shown)
+        board.children = (board.asking, board.field, board.reading, board.along, board.message, board.shown)
         board.field.observe(lambda change: self._formula(board, change["new"].strip()), "value")
         return board
 

@@ -34,7 +34,7 @@ class ProgressPanel(Explorer):
         self.lab.value = lab or ALL
         above = widgets.HBox([self.lab, self.refresh_button])
         super().__init__([above], [self.lab])
-        self.children = (above, self.said, self.shown, self.table)
+        self.children = (above, self.message, self.shown, self.table)
 
     def refresh(self) -> None:
         """Read the rows again, and draw."""

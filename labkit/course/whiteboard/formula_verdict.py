@@ -35,12 +35,12 @@ POINTS, FAR = 24, 10**9
 @dataclass(frozen=True)
 class FormulaVerdict:
     """The result of the comparison. `kind` is one of KINDS; `said` are the reasons, in sentences. If the formula
-    differs: `at` are values of the symbols, `mine` and `truth` the two results there."""
+    differs: `at` are values of the symbols, `value` and `truth` the two results there."""
 
     kind: str
     said: tuple[str, ...]
     at: Mapping[str, float] = field(default_factory=dict)
-    mine: float = math.nan
+    value: float = math.nan
     truth: float = math.nan
 
     @property

@@ -352,4 +352,4 @@ def test_a_typed_answer_ticks_what_it_contains_with_the_evidence_and_every_tick_
     panel.onward.click()
     panel.notes.value = "a" * 20_001
     panel.show_answer.click()
-    assert "20,000 characters at most" in panel.said.value
+    assert "20,000 characters at most" in panel.message.value

@@ -190,16 +190,16 @@ def test_what_cannot_be_read_is_told_and_the_last_picture_stays(fault):
     panel = ProgressPanel(ask)
     answers.append(fault)
     panel.refresh_button.click()
-    assert panel.said.value == "the &lt;file&gt; is locked: this is how far you were before"
+    assert panel.message.value == "the &lt;file&gt; is locked: this is how far you were before"
     assert panel.rows == ROWS
     panel.lab.value = "03"
-    assert "locked" in panel.said.value
+    assert "locked" in panel.message.value
     answers.append(ROWS)
     panel.refresh_button.click()
-    assert panel.said.value == ""
+    assert panel.message.value == ""
     answers.append(fault)
     never = ProgressPanel(ask)
-    assert "locked" in never.said.value
+    assert "locked" in never.message.value
     page.check(never.static())
 
 
