@@ -76,8 +76,8 @@ class Figure:
         if not isinstance(self.value, (int, float)) or isinstance(self.value, bool):
             return str(self.value)
         shown = self.value / UNITS[self.unit]
-        whole = abs(shown) < 1e15 and (shown == round(shown) or abs(shown) >= 1000)
-        words = f"{shown:,.0f}" if whole else f"{shown:.3g}"
+        is_round = abs(shown) < 1e15 and (shown == round(shown) or abs(shown) >= 1000)
+        words = f"{shown:,.0f}" if is_round else f"{shown:.3g}"
         return words if not self.unit else f"{words}{'' if self.unit == '%' else ' '}{self.unit}"
 
 

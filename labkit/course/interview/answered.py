@@ -115,8 +115,8 @@ def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
     asked = derivation(card.derive) if card.derive else None
     passages = {law: passage for law in wanted if (passage := against(law, spoken))}
     if asked and not passages:
-        whole = _bare(asked.answer)
-        passages = {whole: passage} if (passage := against(whole, spoken)) else {}
+        bare_answer = _bare(asked.answer)
+        passages = {bare_answer: passage} if (passage := against(bare_answer, spoken)) else {}
     evidence = tuple(
         _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in passages.values()
     )
@@ -228,15 +228,15 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
     question_quantities = quantities(card.said(card.front))
     figures = [card.figures[name] for name in dict.fromkeys(NAMED.findall(getattr(card, part)))]
     figures = [figure for figure in figures if not held_against(figure, question_quantities).met]
-    whole = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
-    if whole < LEAST:
+    total = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
+    if total < LEAST:
         return Judged(None, remarks=("too few words of it are not in the question: judge it yourself",))
     room = len(sentences(getattr(card, part))) + 1
     best, window, hits = 0.0, range(0), set[str]()
     for start in range(len(answer.sentences)):
         for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
             weights = _came(wanted, code, figures, answer, range(start, stop))
-            share = sum(weights.values()) / whole
+            share = sum(weights.values()) / total
             early = (
                 part == "claim" and best >= ENOUGH and window.start < FIRST <= start
             )  # it came first: that is enough
@@ -261,8 +261,8 @@ def _other_side(card: Card, hits: set[str]) -> tuple[str, ...]:
     asked = {term.stem for term in terms(card.said(card.front))}
     for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
-        whole = sum(map(weight, wanted))
-        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * whole:
+        total = sum(map(weight, wanted))
+        if total >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * total:
             heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
             return tuple(term.written for term in heaviest)
     return ()

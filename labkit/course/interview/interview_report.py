@@ -151,8 +151,8 @@ class InterviewReport:
         if missed := {part: counts for part, counts in out.items() if counts[0]}:
             part, (times, of) = max(missed.items(), key=lambda item: (item[1][0] / item[1][1], item[1][1]))
             sentences.append(f"You leave out the {IN_WORDS[part]} in {times} of {of}")
-        if whole := [IN_WORDS[part] for part, (times, of) in out.items() if not times and of > 1]:
-            sentences.append(f"Always there: {', '.join(whole)}")
+        if parts := [IN_WORDS[part] for part, (times, of) in out.items() if not times and of > 1]:
+            sentences.append(f"Always there: {', '.join(parts)}")
         if laws := [question for question in self.asked if question.kind == DERIVATION]:
             right = sum(law.points.get(FORMULA, False) for law in laws)
             sentences.append(f"Derivations right: {right} of {len(laws)}")

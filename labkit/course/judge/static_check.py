@@ -105,9 +105,9 @@ def refusals(source: str, imports: Collection[str] = (), may: Collection[str] = 
     except (SyntaxError, ValueError, RecursionError) as error:
         return [Refusal(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")]
     modules = _imported(tree)
-    own, attributes = frozenset(_bound(tree)) - modules, own_attributes - INNER
+    bound, attributes = frozenset(_bound(tree)) - modules, own_attributes - INNER
     refused = [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
-            for words in _said(node, frozenset(imports), frozenset(may), modules, own, attributes)]  # fmt: skip
+            for words in _said(node, frozenset(imports), frozenset(may), modules, bound, attributes)]  # fmt: skip
     return [*refused, *_groups(tree)] if "Group" not in imports else refused
 
 
@@ -159,7 +159,7 @@ def _groups(tree: ast.Module) -> Iterator[Refusal]:
 
 
 def _said(
-    node: ast.AST, imports: frozenset[str], may: frozenset[str], modules: frozenset[str], own: frozenset[str],
+    node: ast.AST, imports: frozenset[str], may: frozenset[str], modules: frozenset[str], bound: frozenset[str],
     attributes: frozenset[str],
 ) -> Iterator[str]:  # fmt: skip
     if isinstance(node, ast.Import):
@@ -170,7 +170,7 @@ def _said(
     elif isinstance(node, ast.Attribute):
         yield from _attribute(node, may, modules, attributes)
     elif isinstance(node, ast.Name):
-        yield from _name(node.id, own)
+        yield from _name(node.id, bound)
     elif isinstance(node, ast.Call):
         yield from _call(node)
     elif isinstance(node, ast.MatchClass) and not _plain(node):
@@ -296,10 +296,10 @@ def _why(name: str) -> str:
     return ""
 
 
-def _name(name: str, own: frozenset[str]) -> Iterator[str]:
+def _name(name: str, bound: frozenset[str]) -> Iterator[str]:
     if name.startswith("__") and name not in METHODS and name != "__slots__":
         yield f"{name} cannot be used in an attempt"
-    elif name in BANNED and name not in own:
+    elif name in BANNED and name not in bound:
         yield f"{name}() cannot be used in an attempt"
 
 

@@ -161,7 +161,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     losses, begin, where, run_id = _resume(order, step, mesh)
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
-    own = OwnTime(group)
+    own_time = OwnTime(group)
     seen: dict[str, Any] = {"memory": {}, "sent": {}, "charged": {}}
     saving: checkpoints.Saving | None = None
     for number in track(range(begin, order.steps), group):
@@ -174,7 +174,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             loss, seen = _probed(step, arguments, group)
         else:
             started = time.perf_counter()
-            with own:
+            with own_time:
                 loss = step(*arguments)
             seconds.append(time.perf_counter() - started)
         losses.append((number, loss))
@@ -192,7 +192,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             saving = checkpoints.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
     if saving is not None:
         where = str(saving.wait(group))
-    by_rank = of_all(group, own.seconds[WARM:])
+    by_rank = of_all(group, own_time.seconds[WARM:])
     if group.rank == 0:
         for slow in stragglers(by_rank):
             others = statistics.median(by_rank[:slow] + by_rank[slow + 1 :])

@@ -56,10 +56,10 @@ def tends_to(formula: Formula, symbol: str) -> str:
     import sympy
 
     x = sympy.Symbol(symbol, positive=True)
-    whole = sympy.cancel(expression(formula))
-    if whole.has(sympy.zoo, sympy.nan):
+    simplified = sympy.cancel(expression(formula))
+    if simplified.has(sympy.zoo, sympy.nan):
         return ""
-    above, below = sympy.fraction(whole)
+    above, below = sympy.fraction(simplified)
     if not (above.is_polynomial(x) and below.is_polynomial(x)):
         return ""
     above, below = sympy.Poly(above, x), sympy.Poly(below, x)

@@ -190,8 +190,8 @@ def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
 
 
 def _power(a: Number, b: Number) -> Number:
-    whole = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
-    result = a ** int(b) if whole else float(a) ** float(b)
+    is_integer = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
+    result = a ** int(b) if is_integer else float(a) ** float(b)
     return math.nan if isinstance(result, complex) else result
 
 
