@@ -1,7 +1,7 @@
 """Finds formulas in running text, writes them out for the whiteboard's reader, and compares them with a law.
 
     "each sends 2 (n-1)/n times N bytes"     ->  Spoken("2*(n-1)/n*N", words "2 (n-1)/n times N", denied=False)
-    against("2 (n-1)/n D", spoken)           ->  Said: right, "with N for D"
+    against("2 (n-1)/n D", spoken)           ->  StatedLaw: right, "with N for D"
 
 This file finds where a formula begins and ends, and writes out what people leave out or say in words: the sign of
 multiplication, "over", "squared", "sixteen bytes a parameter". labkit/course/whiteboard reads and checks the formulas.
@@ -62,7 +62,7 @@ class Spoken(NamedTuple):
     denied: bool
 
 
-class Said(NamedTuple):
+class StatedLaw(NamedTuple):
     """A law that a text states: the words, and which symbols have other names, `N for D`."""
 
     words: str
@@ -110,14 +110,14 @@ def size(formula: str) -> int:
     return sum(token.kind == "name" or token.text in ("+", "-", "*", "/", "**", "^") for token in tokens(formula))
 
 
-def against(law: str, spoken: Sequence[Spoken]) -> Said | None:
+def against(law: str, spoken: Sequence[Spoken]) -> StatedLaw | None:
     """The first formula of a text that equals the law, where its symbols may have other names; None if none does."""
     for candidate in spoken:
         if candidate.denied:
             continue
         for renamed, text in _renamed(law, candidate.formula):
             if _equal(law, text):
-                return Said(candidate.words, renamed)
+                return StatedLaw(candidate.words, renamed)
     return None
 
 

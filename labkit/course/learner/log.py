@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from labkit.course.learner.store import Store
 
 
-class Entry(Protocol):
+class LogItem(Protocol):
     """Something that a learner did; its `uid` is unique on all machines."""
 
     @property
@@ -26,7 +26,7 @@ class Entry(Protocol):
         """The entry as a text that `read` understands."""
 
 
-Item = TypeVar("Item", bound=Entry)
+Item = TypeVar("Item", bound=LogItem)
 
 
 class Log(Generic[Item]):

@@ -7,7 +7,7 @@ from html import escape
 
 import ipywidgets as widgets
 
-from labkit.course.learner.progress_picture import Row, progress, table
+from labkit.course.learner.progress_picture import Standing, progress, table
 from labkit.course.widgets.explorer import Explorer
 from labkit.view.svg import Picture
 
@@ -20,10 +20,10 @@ class ProgressPanel(Explorer):
     A menu chooses a lab. `.rows` are the shown rows, `.table` is their table. If the rows cannot be read, the reason is
     shown, and the last picture stays. Tab goes from menu to button, arrow keys choose, Enter presses."""
 
-    def __init__(self, rows: Callable[[], Sequence[Row]], lab: str = "") -> None:
+    def __init__(self, rows: Callable[[], Sequence[Standing]], lab: str = "") -> None:
         """`lab` is the one to begin with, "03". ValueError if it has no exercise."""
-        self.ask, self.rows = rows, tuple[Row, ...]()
-        self._every, self._fault = tuple[Row, ...](), ""
+        self.ask, self.rows = rows, tuple[Standing, ...]()
+        self._every, self._fault = tuple[Standing, ...](), ""
         self.table = widgets.HTML()
         self.lab = widgets.Dropdown(options=(ALL,), description="lab", tooltip="whose exercises")
         self.refresh_button = widgets.Button(description="refresh", tooltip="read again what was done")

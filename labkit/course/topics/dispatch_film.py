@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from labkit.comm import by_messages
 from labkit.comm.group import Group
-from labkit.course.topics.dispatch_picture import STEPS, Film, Row, dispatch
+from labkit.course.topics.dispatch_picture import STEPS, Film, TokenRow, dispatch
 from labkit.course.topics.unfair_router import tokens, unfair_layer
 from labkit.course.widgets.film_player import FilmPlayer
 from labkit.parallel.expert import deal
@@ -82,16 +82,16 @@ def developed(recordings: Sequence[Recording]) -> Film:
         _key(x): (rank, token) for rank, recording in enumerate(recordings) for token, x in enumerate(recording.tokens)
     }
     per_rank = len(recordings[0].counts)
-    frames: list[list[tuple[Row, ...]]] = [[] for _ in STEPS]
+    frames: list[list[tuple[TokenRow, ...]]] = [[] for _ in STEPS]
     for rank, recording in enumerate(recordings):
         rows = [
-            Row(rank, token, int(expert), bool(keep))
+            TokenRow(rank, token, int(expert), bool(keep))
             for token, (experts, keeps) in enumerate(zip(recording.chosen, recording.kept, strict=True))
             for expert, keep in zip(experts, keeps, strict=True)
         ]
         sorted_rows = sorted((row for row in rows if row.kept), key=lambda row: row.expert)
         runs = [rank * per_rank + index for index, count in enumerate(recording.counts) for _ in range(count)]
-        there = [Row(*_named(names, x), expert) for x, expert in zip(recording.ordered, runs, strict=True)]
+        there = [TokenRow(*_named(names, x), expert) for x, expert in zip(recording.ordered, runs, strict=True)]
         expert_of = {(row.home, row.token, row.expert) for row in there}
         came, waiting = [], sorted(expert_of)
         # by rank, and in each by expert: a token that comes twice comes for the lower one first
@@ -101,7 +101,7 @@ def developed(recordings: Sequence[Recording]) -> Film:
             if expert is None:
                 raise ValueError(f"rank {rank} got a row of {who} that no expert here has asked for")
             waiting.remove((*who, expert))
-            came.append(Row(*who, expert))
+            came.append(TokenRow(*who, expert))
         for leaving, x in ((recording.left, "left"), (recording.home, "came home")):
             if [_named(names, row) for row in leaving] != [(row.home, row.token) for row in sorted_rows]:
                 raise ValueError(f"the rows that {x} on rank {rank} are not those that its router chose, by expert")

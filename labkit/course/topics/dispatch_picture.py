@@ -25,7 +25,7 @@ MOST_RANKS = 16
 """The most ranks of a dispatch that is drawn: more lanes fit on no screen."""
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """A copy of a token on its way: the rank and the number of the token, its expert, and whether it found room."""
 
     home: int
@@ -41,7 +41,7 @@ class Film(NamedTuple):
     n_bytes   that each rank sent in the whole forward pass, counts included"""
 
     per_rank: int
-    frames: tuple[tuple[tuple[Row, ...], ...], ...]
+    frames: tuple[tuple[tuple[TokenRow, ...], ...], ...]
     sent: tuple[tuple[int, ...], ...]
     n_bytes: tuple[int, ...]
 
