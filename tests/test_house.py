@@ -325,6 +325,45 @@ def telling_names(path: str, text: str) -> list[str]:
     return found
 
 
+NO_NOUNS = frozenset({"each", "found", "said", "mine", "given", "told", "again", "here", "more"})
+"""Words that say how a value was come by, or nothing; what it is says a noun."""
+NOT_YET = (
+    "labkit/course/cards/card.py",  # a deck's file says `said`
+    "labkit/course/claims/finding.py",
+    "labkit/course/claims/proofs/pipeline.py",
+    "labkit/course/classroom/table.py",  # so does a stored table
+    "labkit/course/clinic/case_file.py",  # lab 15 asks a patient whether it is `found`
+    *(f"labkit/course/exercises/problems/p{key}_" for key in (
+        "00_1", "00_4", "04_3", "07_1", "07_4", "07_7", "08_5", "09_5", "09_7", "15_1", "15_5", "16_2", "20_2",
+    )),  # their references, whose lines the mistakes and the solutions' notebooks quote
+    "labkit/course/topics/float_",
+    "labkit/course/topics/memory_anatomy.py",
+    "labkit/course/topics/planner_panel.py",
+    "labkit/course/topics/schedule_pad.py",
+    "labkit/course/topics/zero_explorer.py",
+    "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
+    "labkit/launch/",
+    "labkit/plan/",
+    "labkit/probe/owners.py",  # labs 01 and 04 ask whether a tensor is kept `again`
+    "labkit/train/",
+)  # fmt: skip
+"""Beginnings of paths with such names still. The list shrinks: one without any has no place in it."""
+
+
+def nouns(path: str, text: str) -> list[str]:
+    """A variable, an argument or an attribute has a noun for its name."""
+    return [] if path.startswith(NOT_YET) else no_nouns_in(path, text)
+
+
+def no_nouns_in(path: str, text: str) -> list[str]:
+    """A complaint for each variable, argument and attribute set in a text that has one of NO_NOUNS for its name."""
+    names = [(node.lineno, node.arg) for node in ast.walk(tree_of(text)) if isinstance(node, ast.arg)]
+    for node in ast.walk(tree_of(text)):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr))
+    return [f"{path}:{line}: {name} is no noun: say what it holds" for line, name in names if name in NO_NOUNS]
+
+
 # Rules for every file that is committed
 
 
@@ -505,6 +544,7 @@ OURS: tuple[Rule, ...] = (
     docstrings,
     finished,
     telling_names,
+    nouns,
 )
 EVERYWHERE: tuple[Rule, ...] = (ends_by_id, no_machine_path, clusters_say_their_device)
 NOTEBOOKS: tuple[Rule, ...] = (
@@ -573,6 +613,13 @@ BITES: tuple[tuple[Rule, str, str], ...] = (
     (finished, "labkit/x.py", "def f():\n    '''Not yet.'''\n    ..."),
     (telling_names, "labkit/utils.py", ""),
     (telling_names, "labkit/x.py", "class RankManager:\n    pass"),
+    (nouns, "labkit/x.py", "given = 1"),
+    (nouns, "labkit/x.py", "def f(*, told):\n    return 1"),
+    (nouns, "labkit/x.py", "f = lambda *more: 1"),
+    (nouns, "labkit/x.py", "y = [each for each in x]"),
+    (nouns, "labkit/x.py", "if (found := f()):\n    pass"),
+    (nouns, "labkit/x.py", "class C:\n    said: str"),
+    (nouns, "labkit/x.py", "x.y, x.here = 1, 2"),
     (ends_by_id, "Makefile", "p" + "kill -f labkit"),
     (no_machine_path, "README.md", "cd /ho" + "me/me/labkit"),
     (no_machine_path, "a.ipynb", '"/t' + 'mp/ipykernel_12/3.py"'),
@@ -610,6 +657,8 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (wire_in_comm, "labkit/comm/x.py", "import torch.distributed"),
     (torch_private_in_one_file, "labkit/x.py", "import torch\nprivate('torch._scaled_mm')\nspan._replace(t=0)"),
     (docstrings, "labkit/x.py", "'''M.'''\ndef _f():\n    return 1\ndef g():\n    '''G.'''"),
+    (nouns, "labkit/x.py", "def found(rows):\n    return found(rows) + x.again + f(more=rows)"),
+    (nouns, NOT_YET[0], "given = 1"),
     (finished, "labkit/x.py", "class W(Protocol):\n    def f(self):\n        '''F.'''"),
     (
         clusters_say_their_device,
@@ -644,6 +693,14 @@ def test_every_file_of_labkit_keeps_the_rule(rule):
     assert len(files) > 30, "the files of labkit were not found"
     broken = [complaint for path in files for complaint in rule(path, read(path))]
     assert not broken, "\n".join(["", *broken])
+
+
+def test_what_is_not_renamed_yet_is_all_there_is():
+    """Would catch a file that stays excused when its last such name has gone."""
+    files = [path for path in committed() if path.startswith(NOT_YET) and path.endswith(".py")]
+    broken = [path for path in files if no_nouns_in(path, read(path))]
+    clean = [start for start in NOT_YET if not any(path.startswith(start) for path in broken)]
+    assert not clean, f"these have none any more, take them out of NOT_YET: {', '.join(clean)}"
 
 
 def test_no_import_goes_round_in_a_circle():

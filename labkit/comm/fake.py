@@ -83,11 +83,11 @@ class FakeGroup(Group):
         return Work(self.ledger, call, self.ledger.keep(Unsent(self, source, tag, into)), tap=self.tap)
 
     def _collective(self, verb: str, x: Tensor, shape: Any, **options: Any) -> Tensor:
-        before, self.wire.given = self.wire.given, x
+        before, self.wire.argument = self.wire.argument, x
         try:
             result = super()._collective(verb, x if verb == "barrier" else _fake(x), shape, **options)
         finally:
-            self.wire.given = before
+            self.wire.argument = before
         wanted = tuple(x.shape)
         if verb == "all_gather":
             wanted = (x.shape[0] * self.size, *x.shape[1:])
@@ -112,8 +112,8 @@ class FakeGroup(Group):
             return _fake(heard)
         if sent := wire.sent[self.axis]:
             shape, dtype = sent[min(place, len(sent) - 1)]
-        elif wire.given is not None:
-            shape, dtype = tuple(wire.given.shape), wire.given.dtype
+        elif wire.argument is not None:
+            shape, dtype = tuple(wire.argument.shape), wire.argument.dtype
         else:
             raise ValueError(
                 f"what would rank {self.ranks[source]} send on axis {self.axis} under tag {tag}? Nobody is there to "
@@ -178,7 +178,7 @@ class Nobody:
         self.size, self.hear = size, hear
         self.sent: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = defaultdict(list)
         self.received: dict[str, int] = defaultdict(int)
-        self.given: Tensor | None = None  # the tensor given to the collective under way
+        self.argument: Tensor | None = None  # the tensor given to the collective under way
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
         self.bound = {name: getattr(self, name) for name in names}
         self.__dict__.update(self.bound)  # kept as one object each, so that `is` finds what was swapped in

@@ -371,9 +371,9 @@ def _as_a_tensor(x: Any) -> str:
     """What to do with a thing that is no tensor. Nothing is said of what torch.tensor would not take either."""
     if x is None:
         return ": a function without `return` gives None, and so does a verb that changes its argument"
-    whole = repr(x)
-    numbers = isinstance(x, int | float | complex) or (isinstance(x, list | tuple) and x and len(whole) <= 60)
-    return f": wrap it, torch.tensor({whole})" if numbers else ": a tensor, or several of them one after the other"
+    text = repr(x)
+    numbers = isinstance(x, int | float | complex) or (isinstance(x, list | tuple) and x and len(text) <= 60)
+    return f": wrap it, torch.tensor({text})" if numbers else ": a tensor, or several of them one after the other"
 
 
 def check_op(group: Group, x: Tensor, op: str) -> None:
@@ -392,8 +392,8 @@ def check_op(group: Group, x: Tensor, op: str) -> None:
 
 def check_dtype(group: Group, verb: str, x: Tensor) -> None:
     """ValueError if the wire's own algorithm carries the verb out, and takes no tensors of this dtype."""
-    own = getattr(group.wire, verb, None)
-    if own is not None and group.algorithms[verb] is own and hasattr(group.wire, "check_dtype"):
+    method = getattr(group.wire, verb, None)
+    if method is not None and group.algorithms[verb] is method and hasattr(group.wire, "check_dtype"):
         group.wire.check_dtype(verb, x.dtype)
 
 

@@ -192,14 +192,14 @@ class Receiving:
 
 def sending(wire: Any, x: Tensor, to: int, tag: int) -> Any:
     """A message on its way out: the wire's own kind, if it has one, or a `Sending`."""
-    own = getattr(wire, "sending", None)
-    return Sending(wire, x, to, tag) if own is None else own(x, to, tag)
+    method = getattr(wire, "sending", None)
+    return Sending(wire, x, to, tag) if method is None else method(x, to, tag)
 
 
 def receiving(wire: Any, source: int, tag: int, into: Tensor | None, device: str) -> Any:
     """A message that is expected: the wire's own kind, if it has one, or a `Receiving`."""
-    own = getattr(wire, "receiving", None)
-    return Receiving(wire, source, tag, into, device) if own is None else own(source, tag, into, device)
+    method = getattr(wire, "receiving", None)
+    return Receiving(wire, source, tag, into, device) if method is None else method(source, tag, into, device)
 
 
 def misfit(source: int, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor) -> str:

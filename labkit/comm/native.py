@@ -174,8 +174,8 @@ class Native:
         lacking = _COMPLEX if self.on_device and verb == "reduce_scatter" else ()
         carried = [known for known in (_ON_NCCL if self.on_device else _ON_GLOO) if known not in lacking]
         if dtype not in carried:
-            whole = "torch.view_as_real(x)" if dtype.is_complex else "x.to(torch.int64)"
-            mend = "x.float()" if dtype.is_floating_point else whole
+            hint = "torch.view_as_real(x)" if dtype.is_complex else "x.to(torch.int64)"
+            mend = "x.float()" if dtype.is_floating_point else hint
             raise ValueError(
                 f"{verb} over {'NCCL' if self.on_device else 'gloo'} takes no {_name(dtype)}: use {mend}, or move the "
                 f"bits as they are with x.view(torch.uint8); it takes {', '.join(map(_name, carried))}"

@@ -63,10 +63,10 @@ def _multiply(tensors: Sequence[Any], factor: Any) -> None:
         tensor.mul_(factor)
 
 
-def _unscale(grads: Sequence[Any], found: Any, inverse: Any) -> None:
+def _unscale(grads: Sequence[Any], found_inf: Any, inverse: Any) -> None:
     for grad in grads:
         if not grad.isfinite().all():
-            found.fill_(1.0)
+            found_inf.fill_(1.0)
         grad.mul_(inverse)
 
 

@@ -167,10 +167,10 @@ class Stream:
         streams.set_device(device)  # a thread begins on GPU 0, whichever its rank has
         if device not in self.own:
             self.own[device] = streams.Stream(device)
-        own = self.own[device]
-        own.wait_event(started.ready)
-        with streams.stream(own):
+        stream = self.own[device]
+        stream.wait_event(started.ready)
+        with streams.stream(stream):
             try:
                 yield
             finally:
-                own.synchronize()
+                stream.synchronize()

@@ -12,8 +12,8 @@ import re
 def number_of(name: str) -> str:
     """The number of the lab that a file, or a cell, belongs to: "05" of "05_precision.ipynb" and of "05-12", "05b" of
     "05b_eight_bits.ipynb" and of "05b-03". "" for a name without one."""
-    found = re.match(r"\d\d[a-z]?(?![a-z])", name)
-    return found[0] if found else ""
+    match = re.match(r"\d\d[a-z]?(?![a-z])", name)
+    return match[0] if match else ""
 
 
 def full(number: str) -> str:

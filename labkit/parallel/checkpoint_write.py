@@ -53,7 +53,7 @@ class Saving:
         self.error: OSError | None = None
         self._ended, self._on_disk = threading.Event(), threading.Event()
         self._everybody: list[Sealed] | None = None
-        self._told = threading.Event()
+        self._agreed = threading.Event()
         self._pieces = pieces
         self._collected = False
         threading.Thread(target=self._life, name=f"saving {folder.name}", daemon=True).start()
@@ -69,7 +69,7 @@ class Saving:
         if not self._collected:
             self._on_disk.wait()
             self._everybody = _of_all(self.written, world)
-            self._told.set()  # rank 0's writer need not look for notes any more
+            self._agreed.set()  # rank 0's writer need not look for notes any more
             self._ended.wait()
             failed = [*self._everybody, *_of_all(FAILED if self.error else NOTHING, world)]
             self._collected = True
@@ -107,7 +107,7 @@ class Saving:
     def _finish(self) -> None:
         """Give the folder its name when every rank's file is in it, and delete what is too old. On rank 0."""
         noted = [self._noted(rank) for rank in range(self.n_ranks)]
-        while None in noted and not self._told.wait(LOOK_S):
+        while None in noted and not self._agreed.wait(LOOK_S):
             noted = [row or self._noted(rank) for rank, row in enumerate(noted)]
         everybody = self._everybody or noted
         if FAILED in everybody:

@@ -197,9 +197,9 @@ def _rows(flat: Tensor, cut: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
     """Windows of a flat tensor and of its rows in tiles that hold the same elements: all whole rows, and a short one.
 
     [numel], [rows, tiles, tile]; row r has elements r k to (r + 1) k"""
-    whole, rest = divmod(flat.numel(), k)
+    n_rows, rest = divmod(flat.numel(), k)
     inside = cut.flatten(1)
-    pairs = [(flat[: whole * k].view(whole, k), inside[:whole, :k])]
+    pairs = [(flat[: n_rows * k].view(n_rows, k), inside[:n_rows, :k])]
     if rest:
-        pairs.append((flat[whole * k :], inside[whole, :rest]))
+        pairs.append((flat[n_rows * k :], inside[n_rows, :rest]))
     return pairs

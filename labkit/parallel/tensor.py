@@ -196,9 +196,9 @@ def shard(p: Tensor, dim: int, group: Group, what: str) -> nn.Parameter:
 
     Raises ValueError, naming `what`, if n does not divide the dim."""
     # clone: a view would keep the whole weight in memory
-    own = nn.Parameter(part(p.detach(), group, dim, what).clone().contiguous(), p.requires_grad)
-    own.shard_dim = dim  # type: ignore[attr-defined]
-    return own
+    parameter = nn.Parameter(part(p.detach(), group, dim, what).clone().contiguous(), p.requires_grad)
+    parameter.shard_dim = dim  # type: ignore[attr-defined]
+    return parameter
 
 
 def part(x: Tensor, group: Group, dim: int, what: str) -> Tensor:

@@ -235,8 +235,8 @@ def _agreed(cell: Cell, value: float, report: Recording, n_ranks: int, did: str)
     if value == cell.value or (math.isnan(value) and math.isnan(cell.value)):
         return cell
     room = 4 * n_ranks * report.eps * max(1.0, abs(cell.value), *(abs(b) for b in report.before if not math.isnan(b)))
-    whole = len(cell.origins) == n_ranks and report.op == "mean"  # a mean divides when the sum is complete
-    if abs(value - cell.value) <= room or (whole and abs(value - cell.value / n_ranks) <= room):
+    is_complete = len(cell.origins) == n_ranks and report.op == "mean"  # a mean divides when the sum is complete
+    if abs(value - cell.value) <= room or (is_complete and abs(value - cell.value / n_ranks) <= room):
         return Cell(value, cell.origins)
     raise ValueError(
         f"rank {report.rank} {did} {value:g} where its messages add up to {cell.value:g}: either it adds wrongly, "

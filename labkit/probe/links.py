@@ -57,8 +57,8 @@ def sweep(
                 torch.cuda.synchronize()
             if attempt >= 2:  # the first two warm buffers and connections
                 taken.append(time.perf_counter() - started)
-    own = torch.tensor([quantile(taken, share) for taken in times], dtype=torch.float64, device=group.device)
-    slowest = group.all_reduce(own, op="max").tolist()
+    quantiles = torch.tensor([quantile(taken, share) for taken in times], dtype=torch.float64, device=group.device)
+    slowest = group.all_reduce(quantiles, op="max").tolist()
     return [(x.numel() * 4, seconds) for x, seconds in zip(xs, slowest, strict=True)]
 
 

@@ -134,5 +134,5 @@ def _slowest(group: Group, op: Callable[[], object], repeats: int, in_a_row: int
         if torch.device(group.device).type == "cuda":
             torch.cuda.synchronize()
         times.append((time.perf_counter() - started) / in_a_row)
-    own = torch.tensor([statistics.median(times[2:])], dtype=torch.float64, device=group.device)
-    return float(group.all_reduce(own, op="max"))
+    median = torch.tensor([statistics.median(times[2:])], dtype=torch.float64, device=group.device)
+    return float(group.all_reduce(median, op="max"))

@@ -40,8 +40,8 @@ def fingerprint(tensors: Iterable[Tensor]) -> int:
 def odd_ranks(tensors: Iterable[Tensor], group: Group) -> list[int]:
     """Ranks of the group whose tensors do not have the bits that most have, on every rank; all of them if no value has
     a majority. Every rank calls this. Sends 8 bytes to each."""
-    own = torch.tensor([fingerprint(tensors)], device=group.device)
-    sums = group.all_gather(own).tolist()
+    fingerprints = torch.tensor([fingerprint(tensors)], device=group.device)
+    sums = group.all_gather(fingerprints).tolist()
     value, count = Counter(sums).most_common(1)[0]
     if 2 * count <= len(sums) and count < len(sums):
         return list(range(len(sums)))

@@ -170,7 +170,7 @@ def messages(rows: Sequence[Row]) -> list[Message]:
 
 def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
     """rank -> compute, exposed, bubble and wire, as the head of this file defines them. `met` are `messages(rows)`."""
-    whole = min(row.begin for row in rows), max(row.end for row in rows)
+    window = min(row.begin for row in rows), max(row.end for row in rows)
     sent = {(message.source, message.number): message for message in met}
     coming: dict[int, list[Message]] = defaultdict(list)
     for incoming in met:
@@ -179,7 +179,7 @@ def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
     for row in rows:
         arrivals = {message.call: message.t0 for message in coming[row.rank]}
         sends = _sends_by_end(row)
-        blocked, late = [], [(whole[0], row.begin), (row.end, whole[1])]
+        blocked, late = [], [(window[0], row.begin), (row.end, window[1])]
         for entry in row.entries:
             if entry.blocks:
                 t0, t1 = max(entry.t0, row.begin), min(entry.t1, row.end)

@@ -147,14 +147,14 @@ class LineProbe(MemoryProbe):
 def sizes(optimizer: Optimizer) -> dict[str, int]:
     """Bytes of the parameters that an optimizer trains: of the whole model (a shard counts as what it is a part of),
     and of what this rank holds."""
-    whole = held = 0
+    total = held = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             if parameter.requires_grad:
-                whole += parameter.nbytes
+                total += parameter.nbytes
                 held += local.nbytes
-    return {"parameter_bytes": whole, "held_bytes": held}
+    return {"parameter_bytes": total, "held_bytes": held}
 
 
 def census() -> dict[str, int]:

@@ -72,8 +72,8 @@ class OwnTime:
 
 def of_all(group: Group, seconds: Sequence[float]) -> list[float]:
     """The median of each rank's seconds, by rank, on every rank. 0 of a rank that has none."""
-    own = torch.tensor([statistics.median(seconds or [0.0])], dtype=torch.float64, device=group.device)
-    return group.all_gather(own).tolist()
+    median = torch.tensor([statistics.median(seconds or [0.0])], dtype=torch.float64, device=group.device)
+    return group.all_gather(median).tolist()
 
 
 def stragglers(seconds: Sequence[float], factor: float = SLOW) -> list[int]:

@@ -38,12 +38,12 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
     that the program named have a lane, too. Bars less than half a unit apart are drawn as one. Time 0 is the begin of
     the first rank. ValueError for a recording of no time."""
     shares = recording.shares()
-    first, whole = min(row.begin for row in recording.rows), recording.seconds
-    scale = (RIGHT - LEFT) / whole
+    first, length = min(row.begin for row in recording.rows), recording.seconds
+    scale = (RIGHT - LEFT) / length
     n, hidden = len(recording.rows), overlap_share(recording)
     facts = f"compute {shares.compute:.0%}, exposed {shares.exposed:.0%}, bubble {shares.bubble:.0%}"
     saying = f"{hidden:.0%} of the communication hidden" if recording.wire_s() > 0 else "no communication"
-    head = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(whole)}"
+    head = f"{title or f'{n} rank' + 's' * (n != 1)}, {seconds_text(length)}"
     facts = f"{facts}; {saying}" + " (as the host saw it)" * any(row.queued for row in recording.rows)
     rows = recording.rows[:MOST_RANKS]
     named = [_leaves([span._replace(t0=max(span.t0, row.begin), t1=min(span.t1, row.end)) for span in row.spans])
@@ -52,7 +52,7 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
     figure = chart.Chart(bottom + (48 if n > MOST_RANKS else 26), head, f"{head}: {facts}")
     figure.words(4, 40, facts)
     figure.swatches(4, 49, KEYS)
-    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, length), ylim=(bottom, TOP))
     y, lanes = TOP, dict[float, str]()
     for row, spans in zip(rows, named, strict=True):
         figure.words(4, y + 12, f"rank {row.rank}", weight="bold")
@@ -87,7 +87,7 @@ def overlap(recording: Recording, title: str = "") -> chart.Chart:
                 chart.box(axes, *place, "none", next(fits, ""), hover, edge=0.5)
             y += LANE
         y += 8
-    axes.hlines(list(lanes), 0, whole, "black", linewidth=0.3, zorder=0.9)
+    axes.hlines(list(lanes), 0, length, "black", linewidth=0.3, zorder=0.9)
     axes.set_yticks([at - 4 for at in lanes], lanes.values(), va="baseline")
     chart.lanes(axes)
     if n > MOST_RANKS:

@@ -180,7 +180,7 @@ def _roofs(
 @dataclass(frozen=True)
 class Mark:
     """An op's dot (predicted) or ring (measured): its letter, flops for each byte, flops a second, place on the page,
-    and the text `told` under the pointer."""
+    and the text `hover` under the pointer."""
 
     letter: str
     measured: bool
@@ -188,7 +188,7 @@ class Mark:
     rate: float
     x: float
     y: float
-    told: str
+    hover: str
 
 
 def _marks(
@@ -226,7 +226,7 @@ def _letters(axes: chart.Axes, marks: Sequence[Mark], room: Room) -> None:
     for mark in marks:
         edge = {"markeredgecolor": "black", "markeredgewidth": 2.5} if mark.measured else {"markeredgecolor": INK}
         axes.plot([mark.intensity], [mark.rate], "o", color="none" if mark.measured else PALETTE[1], markersize=9,
-                  gid=mark.told, **edge)  # fmt: skip
+                  gid=mark.hover, **edge)  # fmt: skip
     axes.plot([x for x, _, _ in plates], [y for _, y, _ in plates], "o", color="white", markersize=15,
               markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
     for x, y, letter in plates:

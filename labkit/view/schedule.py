@@ -31,12 +31,12 @@ def rows(what: Schedule | Sequence[Span], title: str = "") -> chart.Chart:
     stages = {rank: sorted({span.action.stage for span in spans if span.rank == rank}) for rank in ranks}
     shown = spans[:MOST]
     first, last = spans[0].start, max(span.end for span in shown)
-    whole = max(span.end for span in spans) - first
-    took = f"{whole:g} forwards" if isinstance(what, Schedule) else seconds_text(whole)
+    length = max(span.end for span in spans) - first
+    took = f"{length:g} forwards" if isinstance(what, Schedule) else seconds_text(length)
     name = f"{what.name}, " if isinstance(what, Schedule) else ""
     micros = len({span.action.micro for span in spans})
     label = title or f"{name}{_count(len(ranks), 'rank')}, {_count(micros, 'micro-batch', 'es')}"
-    label = f"{label}: {took}, of which ranks wait {100 * bubble(spans):.3g} %" if whole > 0 else label
+    label = f"{label}: {took}, of which ranks wait {100 * bubble(spans):.3g} %" if length > 0 else label
     bottom = TOP + len(ranks) * LANE + 4
     figure = chart.Chart(bottom + (48 if len(spans) > MOST else 26), label)
     keys = [(f"{kind} {word}", colour) for kind, word, colour, _ in KINDS if any(s.action.kind == kind for s in spans)]
@@ -70,12 +70,12 @@ def _box(axes: chart.Axes, span: Span, stages: Sequence[int], y: float, first: f
         words.insert(0, str(span.action))
     time = f"{span.start:g} to {span.end:g}" if simulated else f"{seconds_text(span.end - span.start)}"
     hover = f"rank {span.rank}, stage {stage}: {word} of micro-batch {micro}, {time}"
-    whole, seconds = axes.get_xlim()[1], span.end - span.start
-    wide = seconds / whole * (WIDTH - LEFT - RIGHT)
+    length, seconds = axes.get_xlim()[1], span.end - span.start
+    wide = seconds / length * (WIDTH - LEFT - RIGHT)
     fits = ((text, size) for text in words for size in (13, 12, 11, 10) if width_of(text, size) + 4 <= wide)
     label, size = next(fits, ("", 13))
     high = LANE - 8
-    chart.box(axes, span.start - first, y + lower, max(seconds, whole * 6e-4), high, colour, label, hover, size)
+    chart.box(axes, span.start - first, y + lower, max(seconds, length * 6e-4), high, colour, label, hover, size)
 
 
 def _count(n: int, noun: str, plural: str = "s") -> str:

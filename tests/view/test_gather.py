@@ -144,12 +144,12 @@ def test_a_typed_time_moves_there_and_nonsense_keeps_the_picture():
     before = explorer.shown.value
     for typed, said in (("soon", "&#x27;soon&#x27; is not a number of s"), ("3 s", "3 s is after the end of this run")):
         explorer.time.value = typed
-        assert explorer.said.value.startswith(said)
-        assert explorer.said.value.endswith("the picture is the last one that made sense")
+        assert explorer.message.value.startswith(said)
+        assert explorer.message.value.endswith("the picture is the last one that made sense")
         assert explorer.shown.value == before
     explorer.time.value = "0 ms"
     assert explorer.moment == 0
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_a_redraw_is_little_work_also_for_many_units():

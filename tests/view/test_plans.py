@@ -163,17 +163,17 @@ def test_nonsense_is_told_and_the_picture_stays():
         (panel.seq, "-4", "tokens a row: 1 to"),
     ):
         good, field.value = field.value, odd
-        assert said in panel.said.value
-        assert "the picture is the last one that made sense" in panel.said.value
+        assert said in panel.message.value
+        assert "the picture is the last one that made sense" in panel.message.value
         assert panel.shown.value == before == str(panel.static())
         assert panel.found is found
         field.value = good
-        assert panel.said.value == ""
+        assert panel.message.value == ""
     panel.model.value = OWN
     panel.sizes["n_head"].value = "7"
-    assert "cannot be cut into n_head=7 heads" in panel.said.value
+    assert "cannot be cut into n_head=7 heads" in panel.message.value
     panel.sizes["n_head"].value = "24"
-    assert panel.said.value == ""
+    assert panel.message.value == ""
 
 
 def test_opening_a_plan_is_little_work():

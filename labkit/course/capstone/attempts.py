@@ -115,7 +115,7 @@ def attempting(
     task.check(way)
     if cluster.n_ranks != task.n_ranks:
         raise ValueError(f"the task wants {task.n_ranks} ranks, the cluster has {cluster.n_ranks}")
-    of, words, losses, step_s = task.steps + 3, Said(task, way, made_by), [], []
+    of, words, losses, step_s = task.steps + 3, EntryWriter(task, way, made_by), [], []
     last: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         try:
@@ -145,7 +145,7 @@ def attempting(
     yield Progress(of, of, words.judged(measured, [part for _, parts in held for part in parts], alone))
 
 
-class Said:
+class EntryWriter:
     """Writes the entries for one attempt."""
 
     def __init__(self, task: Task, way: Way, made_by: str) -> None:

@@ -48,7 +48,7 @@ class CapstoneExplorer(Explorer):
         self.strategy = slide(options=STRATEGIES, value=recipe.strategy, description="strategy")
         self.schedule = slide(options=SCHEDULES, value=recipe.schedule, description="schedule")
         self.micro = slide(options=MICROS, value=recipe.n_micro, description="micros")
-        self.again = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
+        self.checkpointing = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
         self.ahead = widgets.Checkbox(recipe.prefetch > 0, description="prefetch (zero3)")
         self.real = RealRun(
             self._pieces, self._ended, "run on real ranks", "under the cap, over the links of the task", "attempt"
@@ -60,7 +60,7 @@ class CapstoneExplorer(Explorer):
             self.strategy,
             self.schedule,
             self.micro,
-            self.again,
+            self.checkpointing,
             self.ahead,
         ]
         super().__init__([in_two_columns(controls), self.real], controls)
@@ -70,7 +70,7 @@ class CapstoneExplorer(Explorer):
         """The task and the way that the controls describe. ValueError for an impossible way."""
         task = self.tasks[self.task.value]
         choices = {"strategy": self.strategy.value, "schedule": self.schedule.value, "n_micro": self.micro.value}
-        recipe = task.recipe(**choices, checkpointing=self.again.value, prefetch=int(self.ahead.value))
+        recipe = task.recipe(**choices, checkpointing=self.checkpointing.value, prefetch=int(self.ahead.value))
         return task, Way(self.layout_.value, recipe, self.place.value)
 
     def drawn(self) -> Drawing:
@@ -80,10 +80,10 @@ class CapstoneExplorer(Explorer):
         over = law.memory.total - task.cap_bytes
         fits = "fits under the cap" if law.fits else f"{over / 1e6:.2f} MB over the cap"
         title = f"{task.name}; {way}: predicted {score_text(law.score)}, {fits}"
-        mine = best(self.board.entries(task))[:SHOWN]
+        best_entries = best(self.board.entries(task))[:SHOWN]
         theirs = [entry for entry in self.reference if entry.task == task.name and entry.counts]
         marks = [Mark(name, entry.seconds, entry.peak, kind, str(entry))
-                 for kind, entries in (("reference", theirs), ("yours", mine))
+                 for kind, entries in (("reference", theirs), ("yours", best_entries))
                  for name, entry in zip(_numbers(kind, entries), entries, strict=True)]  # fmt: skip
         return plane(marks, task.cap_bytes, title, Mark("chosen", law.step.total, law.memory.total, "law"), law.memory)
 
@@ -107,7 +107,7 @@ class CapstoneExplorer(Explorer):
         if self.entry is not None:  # the last step was done when the button was pressed, so the attempt counts
             message = f"{self.entry}" + (" (added to the board)" if self.board.add(self.entry).counts else "")
         self.draw()
-        self.said.value = escape(message)
+        self.message.value = escape(message)
 
 
 def _numbers(kind: str, entries: Sequence[Entry]) -> list[str]:

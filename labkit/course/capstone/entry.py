@@ -84,10 +84,10 @@ class Entry:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_json(cls, said: str | Mapping[str, Any]) -> Entry:
+    def of_json(cls, document: str | Mapping[str, Any]) -> Entry:
         """An entry from the text of `to_json`, or its parsed mapping. ValueError if it is none."""
         try:
-            row = dict(json.loads(said) if isinstance(said, str) else said)
+            row = dict(json.loads(document) if isinstance(document, str) else document)
             way = row.pop("way")
             unknown = set(row) - {column.name for column in fields(cls)}
             kept: dict[str, Any] = {
@@ -100,9 +100,9 @@ class Entry:
             raise ValueError(f"this is no entry of the board: {type(error).__name__}: {error}") from None
 
 
-def way_of(said: Mapping[str, Any]) -> Way:
+def way_of(mapping: Mapping[str, Any]) -> Way:
     """A way from the mapping that `asdict` makes of it."""
-    return Way(Layout(**said["layout"]), Recipe(**said["recipe"]), bool(said["apart"]))
+    return Way(Layout(**mapping["layout"]), Recipe(**mapping["recipe"]), bool(mapping["apart"]))
 
 
 def best(entries: Iterable[Entry]) -> list[Entry]:

@@ -117,9 +117,9 @@ class Task:
         if way.layout.size != self.n_ranks:
             raise ValueError(f"{way.layout} has {way.layout.size} ranks, the task {self.n_ranks}")
         for field in fields(Recipe):
-            wanted, given = getattr(self.base, field.name), getattr(way.recipe, field.name)
-            if field.name not in FREE and wanted != given:
-                raise ValueError(f"{field.name}={given!r}: the task says {wanted!r}, or another thing would be learned")
+            wanted, value = getattr(self.base, field.name), getattr(way.recipe, field.name)
+            if field.name not in FREE and wanted != value:
+                raise ValueError(f"{field.name}={value!r}: the task says {wanted!r}, or another thing would be learned")
         check_plan(ModelShape.of(self.config), way.recipe, way.layout)
 
     @cached_property
@@ -181,9 +181,9 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
     for strategy in strategies:
         for schedule in schedules:
             for m in micros:
-                for again in (False, True):
-                    choices = {"strategy": strategy, "schedule": schedule, "n_micro": m, "checkpointing": again}
-                    if schedule == "zero_bubble" and (again or strategy == "zero3"):
+                for checkpointing in (False, True):
+                    choices = {"strategy": strategy, "schedule": schedule, "n_micro": m, "checkpointing": checkpointing}
+                    if schedule == "zero_bubble" and (checkpointing or strategy == "zero3"):
                         continue
                     ahead = (1, 0) if strategy == "zero3" else (1,)
                     recipes = [task.recipe(**choices, prefetch=ahead_) for ahead_ in ahead]

@@ -27,13 +27,13 @@ STACK = (("parameters", 0), ("gradients", 1), ("optimizer", 2), ("activations", 
 
 
 class Mark(NamedTuple):
-    """A point of the plane: `kind` is one of KINDS; `told` shows when the pointer rests on it."""
+    """A point of the plane: `kind` is one of KINDS; `hover` shows when the pointer rests on it."""
 
     name: str
     seconds: float
     n_bytes: float
     kind: str = "yours"
-    told: str = ""
+    hover: str = ""
 
 
 @chart.style()
@@ -146,7 +146,7 @@ def _mark(figure: chart.Chart, axes: chart.Axes, mark: Mark, room: Room, chosen:
     """Draw a mark as a dot, square, cross or diamond, with its name beside it where there is room."""
     style = {"color": COLOURS[KINDS.index(mark.kind)], "marker": dict(zip(KINDS, "osx", strict=True))[mark.kind]}
     label = "predicted, what is chosen" if chosen else NAMES[KINDS.index(mark.kind)]
-    hover = mark.told or words_of(mark)
+    hover = mark.hover or words_of(mark)
     chart.dot(axes, mark.seconds, mark.n_bytes, hover, label, **(chart.CHOSEN if chosen else style))
     (x, y), wide = chart.on_page(axes, mark.seconds, mark.n_bytes), width_of(mark.name, 12)
     corners = [

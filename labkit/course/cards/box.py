@@ -77,7 +77,7 @@ class Box:
         self.deck, self.clock, self.store = deck, clock, Store(NAME, STEPS, path, "box of cards", WAIT_S)
         self.warnings: tuple[str, ...] = ()
         self.log = Log(self.store, "reviews", "rating", Review.model_validate_json)
-        self._told = ""
+        self._unkept = ""
         self._state: object = None
         self._replayed: tuple[dict[str, Standing], list[Asked]] = {}, []
 
@@ -87,7 +87,7 @@ class Box:
         late = [review.at for review in self.reviews() if review.at > self.clock() + A_DAY]
         count = f"{len(late)} review{'s lie' if len(late) > 1 else ' lies'}"
         jumped = f"{count} after now, up to {max(late):%Y-%m-%d}: they count as made now" if late else ""
-        return "; ".join(filter(None, (self.store.note, self.log.told, self._told, jumped, *self.warnings)))
+        return "; ".join(filter(None, (self.store.note, self.log.note, self._unkept, jumped, *self.warnings)))
 
     def rate(self, id: str, rating: int, seconds: float = 0.0) -> Standing:
         """Store a rating, and return the card's schedule. ValueError for an unknown card, or a rating not in 1 to 5."""
@@ -164,13 +164,13 @@ class Box:
             day, length = day - A_DAY, length + 1
         return length
 
-    def remember(self, name: str, said: str) -> None:
+    def remember(self, name: str, text: str) -> None:
         """Store a text under a name, and replace an older one."""
         try:
             with self.store.writing() as database:
-                database.execute("INSERT OR REPLACE INTO measured (name, said) VALUES (?, ?)", (name, said))
+                database.execute("INSERT OR REPLACE INTO measured (name, said) VALUES (?, ?)", (name, text))
         except OSError as error:
-            self._told = f"{error}: what was measured is not kept"
+            self._unkept = f"{error}: what was measured is not kept"
 
     def recalled(self, name: str) -> str:
         """The text stored under a name; "" if there is none."""

@@ -191,6 +191,6 @@ def _table(card: Face) -> str:
     return f'<table class="lk-card-axes"><tr><td></td>{head}</tr>{rows}</table>'
 
 
-def formulas(said: str) -> str:
+def formulas(text: str) -> str:
     """Text as HTML, with what stands in backticks as code."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(said, quote=False))
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text, quote=False))

@@ -68,7 +68,7 @@ UNITS = MappingProxyType(
 class Figure:
     """A number and how it is shown. `value` is in base units (bytes, seconds, shares), or it is a word."""
 
-    said: str
+    text: str
     value: Any
     unit: str
 
@@ -76,38 +76,38 @@ class Figure:
         if not isinstance(self.value, (int, float)) or isinstance(self.value, bool):
             return str(self.value)
         shown = self.value / UNITS[self.unit]
-        whole = abs(shown) < 1e15 and (shown == round(shown) or abs(shown) >= 1000)
-        words = f"{shown:,.0f}" if whole else f"{shown:.3g}"
+        is_round = abs(shown) < 1e15 and (shown == round(shown) or abs(shown) >= 1000)
+        words = f"{shown:,.0f}" if is_round else f"{shown:.3g}"
         return words if not self.unit else f"{words}{'' if self.unit == '%' else ' '}{self.unit}"
 
 
-def figure(said: str, known: Mapping[str, Any] | None = None) -> Figure:
+def figure(text: str, known: Mapping[str, Any] | None = None) -> Figure:
     """Evaluate `expression -> unit`; `known` are values that it may use besides the vocabulary.
 
     ValueError, with the reason, for an invalid expression, an unknown name, and a value that is no number or word."""
-    expression, arrow, unit = said.rpartition("->")
-    expression, unit = (expression, unit.strip()) if arrow else (said, "")
+    expression, arrow, unit = text.rpartition("->")
+    expression, unit = (expression, unit.strip()) if arrow else (text, "")
     if unit not in UNITS:
-        raise ValueError(f"{said!r}: no unit is called {unit!r}; there are {', '.join(filter(None, UNITS))}")
+        raise ValueError(f"{text!r}: no unit is called {unit!r}; there are {', '.join(filter(None, UNITS))}")
     value = evaluate(expression.strip(), known)
     if not isinstance(value, (int, float, str)):
-        raise ValueError(f"{said!r} is a {type(value).__name__}, and not a number")
+        raise ValueError(f"{text!r} is a {type(value).__name__}, and not a number")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{said!r} is {value}")
+        raise ValueError(f"{text!r} is {value}")
     if isinstance(value, str) and unit:
-        raise ValueError(f"{said!r} is the word {value!r}, which has no unit")
-    return Figure(said, value, unit)
+        raise ValueError(f"{text!r} is the word {value!r}, which has no unit")
+    return Figure(text, value, unit)
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def evaluate(expression: str, known: Mapping[str, Any] | None = None, more: Mapping[str, Any] = NOTHING) -> Any:
-    """The value of an expression over the vocabulary, numbers, `known`, and further functions in `more`. ValueError for
-    anything else."""
+def evaluate(expression: str, known: Mapping[str, Any] | None = None, extras: Mapping[str, Any] = NOTHING) -> Any:
+    """The value of an expression over the vocabulary, numbers, `known`, and further functions in `extras`. ValueError
+    for anything else."""
     known = dict(known or {})
-    functions = {**_functions(), **PLAIN, **{name: function for name, function in more.items() if callable(function)}}
-    reader = simpleeval.EvalWithCompoundTypes(functions=functions, names={**_functions(), **more, **known})
+    functions = {**_functions(), **PLAIN, **{name: function for name, function in extras.items() if callable(function)}}
+    reader = simpleeval.EvalWithCompoundTypes(functions=functions, names={**_functions(), **extras, **known})
     try:
         return reader.eval(expression)
     except (simpleeval.NameNotDefined, simpleeval.FunctionNotDefined) as error:

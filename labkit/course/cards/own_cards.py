@@ -37,11 +37,11 @@ def cards(measured: MachineReport | None = None, folder: Path | str | None = Non
         link = [measured.link.alpha_s, measured.link.beta_s_per_byte] if measured.link else None
         box.remember("doctor", json.dumps({"findings": measured.as_dict(), "link": link}))
     notes: list[str] = []
-    own = [*_measured(box.recalled("doctor")), *_failed(place), *_decks(place / DECKS, notes)]
+    extra_cards = [*_measured(box.recalled("doctor")), *_failed(place), *_decks(place / DECKS, notes)]
     known = {card.id for card in the_deck()}
-    twice = [card.id for card in own if card.id in known]
+    twice = [card.id for card in extra_cards if card.id in known]
     notes += [f"a card of your own is called {id!r}, like one of labkit's: it stays out" for id in twice]
-    unique = {card.id: card for card in own if card.id not in known}
+    unique = {card.id: card for card in extra_cards if card.id not in known}
     box.deck, box.warnings = Deck((*the_deck(), *unique.values())), tuple(notes)
     return box
 

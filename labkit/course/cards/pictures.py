@@ -52,19 +52,19 @@ DRAWS = MappingProxyType(
 """What a picture may use besides the vocabulary of figures, by module."""
 
 
-def picture(said: str, known: Mapping[str, Any] | None = None) -> Drawing | None:
+def picture(expression: str, known: Mapping[str, Any] | None = None) -> Drawing | None:
     """The picture that an expression draws; `known` are further values that it may use. None for "".
 
     ValueError, with the reason, for an invalid expression, an unknown name, and a value that is no picture."""
-    if not said.strip():
+    if not expression.strip():
         return None
     try:
-        tree = ast.parse(said.strip(), mode="eval")
+        tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{said!r} cannot be read: {error}") from error
-    value = evaluate(said, known, _named(tree))
+        raise ValueError(f"{expression!r} cannot be read: {error}") from error
+    value = evaluate(expression, known, _named(tree))
     if not isinstance(value, Drawing):
-        raise ValueError(f"{said!r} is a {type(value).__name__}, and not a picture")
+        raise ValueError(f"{expression!r} is a {type(value).__name__}, and not a picture")
     return value
 
 

@@ -55,7 +55,7 @@ function render({ model, el }) {
     });
     return button;
   });
-  const told = made("div", root, { class: "lk-review-told", "aria-live": "polite" });
+  const note = made("div", root, { class: "lk-review-told", "aria-live": "polite" });
 
   root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
@@ -74,7 +74,7 @@ function render({ model, el }) {
     answer.innerHTML = model.get("shown") ? model.get("answer") : "";
     lead(answer, model.get("addresses"));
     standing.textContent = model.get("standing");
-    told.textContent = model.get("told");
+    note.textContent = model.get("note");
     show.hidden = !card || model.get("shown");
     rates.forEach((button, place) => {
       button.hidden = !card || !model.get("shown");
@@ -85,7 +85,7 @@ function render({ model, el }) {
     for (const fill of menus) fill();
     draw();
   };
-  const watched = ["face", "answer", "shown", "standing", "told", "spans"].map((name) => `change:${name}`);
+  const watched = ["face", "answer", "shown", "standing", "note", "spans"].map((name) => `change:${name}`);
   for (const each of watched) model.on(each, draw);
   for (const each of ["change:tag", "change:lab"]) model.on(each, redraw);
   draw();

@@ -69,7 +69,7 @@ class ReviewPanel(Twin, Live):
     answer = traitlets.Unicode().tag(sync=True)
     shown = traitlets.Bool(False).tag(sync=True)
     standing = traitlets.Unicode().tag(sync=True)
-    told = traitlets.Unicode().tag(sync=True)
+    note = traitlets.Unicode().tag(sync=True)
     spans = traitlets.List(traitlets.Unicode()).tag(sync=True)
     tags = traitlets.List(traitlets.Unicode()).tag(sync=True)
     labs = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -92,14 +92,14 @@ class ReviewPanel(Twin, Live):
         self.observe(lambda _: self.ask(), ["tag", "lab"])
         self.ask()
 
-    def heard(self, said: Any) -> None:
+    def heard(self, message: Any) -> None:
         """Handle a key or a button: {"do": "show"}, {"do": "rate", "rating": 1 to 5}; anything else is ignored."""
-        if not isinstance(said, dict) or self.card is None:
+        if not isinstance(message, dict) or self.card is None:
             return
-        if said.get("do") == "show":
+        if message.get("do") == "show":
             self.shown = True
-        elif said.get("do") == "rate" and self.shown and said.get("rating") in range(1, 6):
-            self.rate(said["rating"])
+        elif message.get("do") == "rate" and self.shown and message.get("rating") in range(1, 6):
+            self.rate(message["rating"])
 
     def rate(self, rating: int) -> None:
         """Store a rating of the present card, and ask the next."""
@@ -108,8 +108,8 @@ class ReviewPanel(Twin, Live):
         self.rated.append((id, rating))
         self.ask(sentence("rated", card=id, span=self._until(due)))
 
-    def ask(self, said: str = "") -> None:
-        """Show the next card that is due, or how things stand if none is; `said` is put in front of the note."""
+    def ask(self, prefix: str = "") -> None:
+        """Show the next card that is due, or how things stand if none is; `prefix` is put in front of the note."""
         due = self.box.due({self.tag} if self.tag else (), self.lab, self.new)
         self.card = due[0] if due else None
         with self.hold_sync():
@@ -119,7 +119,7 @@ class ReviewPanel(Twin, Live):
             self.spans = [self._until(due) for due in self.box.foreseen(self.card.id)] if self.card else []
             days = counted(self.box.streak(), "day")
             self.standing = sentence("to_go" if due else "none", due=len(due), done=len(self.rated), days=days)
-            self.told = said + self.box.note
+            self.note = prefix + self.box.note
         self._since = time.monotonic()
 
     def habits(self) -> Picture:

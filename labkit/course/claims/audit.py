@@ -196,7 +196,7 @@ def _plain(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 2),
         "numbers": {name: _rounded(numbers[name]) for name in sorted(numbers)},
         "settings": [{name: _rounded(value) for name, value in vars(setting).items()} for setting in settings],
-        **{name: text for name in ("premise", "said") if (text := getattr(result.finding, name))},
+        **{name: text for name in ("premise", "reason") if (text := getattr(result.finding, name))},
         **({"fault": result.fault} if result.fault else {}),
     }
 
@@ -205,7 +205,7 @@ def _of_plain(claim: Claim, plain: Mapping[str, Any]) -> Result:
     settings = tuple(Setting(**_finite(setting)) for setting in plain["settings"])
     setting_names = {setting.name for setting in settings}
     numbers = {name: float(value) for name, value in plain["numbers"].items() if name not in setting_names}
-    finding = Finding(settings, plain.get("premise", ""), plain.get("said", ""), MappingProxyType(numbers))
+    finding = Finding(settings, plain.get("premise", ""), plain.get("reason", ""), MappingProxyType(numbers))
     return Result(claim, finding, plain["seconds"], plain.get("fault", ""))
 
 

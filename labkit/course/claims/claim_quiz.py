@@ -188,15 +188,15 @@ class Quiz:
 
 def _question(number: int, result: Result, stored: Sequence[Result], numbers: random.Random) -> Question:
     """A question with conditions: its own if it has one, then those of its topic, then others."""
-    own = condition_of(result)
-    others = [other for other in stored if condition_of(other) not in ("", own)]
+    condition = condition_of(result)
+    others = [other for other in stored if condition_of(other) not in ("", condition)]
     numbers.shuffle(others)
     others.sort(
         key=lambda other: other.claim.topic != result.claim.topic
     )  # those of the topic are harder to tell apart
-    offered = list(dict.fromkeys([*([own] if own else []), *map(condition_of, others)]))[:OFFERED]
+    offered = list(dict.fromkeys([*([condition] if condition else []), *map(condition_of, others)]))[:OFFERED]
     numbers.shuffle(offered)
-    return Question(number, tuple(offered), offered.index(own) + 1 if own else 0, result)
+    return Question(number, tuple(offered), offered.index(condition) + 1 if condition else 0, result)
 
 
 def _named(question: Question, condition: int) -> str:

@@ -118,7 +118,7 @@ def brief(result: Shown) -> str:
     others = sorted(settings[1:], key=lambda setting: setting.holds == settings[0].holds)
     facts = [f"{setting.name}: {amount(setting.found, setting.unit)}, claimed {asked(setting)} ({how(setting)})"
             for setting in (*settings[:1], *others[:1])]  # fmt: skip
-    return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(facts) or result.finding.said}"
+    return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(facts) or result.finding.reason}"
 
 
 def markdown(results: Sequence[Shown]) -> str:
@@ -145,9 +145,9 @@ def table(results: Sequence[Shown], made: str = "") -> str:
     )
     body = ""
     for topic in dict.fromkeys(result.claim.topic for result in results):
-        mine = [result for result in results if result.claim.topic == topic]
+        topic_results = [result for result in results if result.claim.topic == topic]
         title = f"<th scope='rowgroup' colspan='5' style='{CELL};padding-top:.9em'>{escape(topic)}</th>"
-        body += f"<tbody><tr style='background:transparent'>{title}</tr>{''.join(map(_row, mine))}</tbody>"
+        body += f"<tbody><tr style='background:transparent'>{title}</tr>{''.join(map(_row, topic_results))}</tbody>"
     words = escape(tally(results) + (f". Found on {made}" if made else ""))
     caption = f"<caption style='text-align:left;caption-side:top;padding:.3em 0'>{words}</caption>"
     style = "border-collapse:collapse;width:100%;min-width:44em;max-width:75em;table-layout:fixed"
@@ -225,7 +225,7 @@ def remarks(result: Shown) -> list[str]:
     if result.fault:
         return [f"the proof raised {result.fault}"]
     finding = result.finding
-    return [f"condition: {finding.premise}"] * bool(finding.premise) + [finding.said] * bool(finding.said)
+    return [f"condition: {finding.premise}"] * bool(finding.premise) + [finding.reason] * bool(finding.reason)
 
 
 def how(setting: Any) -> str:

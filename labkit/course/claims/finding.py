@@ -66,13 +66,13 @@ class Finding:
     """The verdict on a claim, with the settings that it follows from.
 
     premise    if only some settings hold: what those have in common, "" if neither case is the usual one
-    said       if nothing can be computed or measured: the reason
+    reason     if nothing can be computed or measured: the reason
     numbers    other measured numbers, by name, which cards may quote
     """
 
     settings: tuple[Setting, ...]
     premise: str = ""
-    said: str = ""
+    reason: str = ""
     numbers: MappingProxyType[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
@@ -87,7 +87,7 @@ class Finding:
         """A finding for a claim that can be neither computed nor measured; `why` says so."""
         if not why:
             raise ValueError("say why nothing can be shown")
-        return cls((), said=why)
+        return cls((), reason=why)
 
     @property
     def verdict(self) -> str:

@@ -77,8 +77,8 @@ def _command() -> list[str]:
     shares = [f"--unshare-{name}" for name in ("net", "ipc", "pid", "uts", "cgroup-try")]
     rights = [part for right in KEPT_RIGHTS for part in ("--cap-add", f"CAP_{right}")] if os.geteuid() == 0 else []
     bound = [part for place in map(str, _places()) for part in ("--ro-bind-try", place, place)]
-    own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *bound, "--chdir", "/"]
-    return [shutil.which("bwrap") or "bwrap", *shares, *rights, *own, "--clearenv", "--die-with-parent"]
+    options = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *bound, "--chdir", "/"]
+    return [shutil.which("bwrap") or "bwrap", *shares, *rights, *options, "--clearenv", "--die-with-parent"]
 
 
 def _places() -> list[Path]:

@@ -158,8 +158,8 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
             notebooks[shown(path.stem)].append(path)
     if not any(notebooks.values()):
         archives = [shown(path.name) for path in folder.iterdir() if path.suffix in (".zip", ".gz", ".tar")]
-        more = f"; unpack {archives[0]} first" if archives else ""
-        raise ValueError(f"no notebooks in {folder}: they go to {folder / 'STUDENT' / 'some.ipynb'}{more}")
+        advice = f"; unpack {archives[0]} first" if archives else ""
+        raise ValueError(f"no notebooks in {folder}: they go to {folder / 'STUDENT' / 'some.ipynb'}{advice}")
     return dict(sorted(notebooks.items()))
 
 
@@ -242,8 +242,8 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
     for place, outcome in sorted(outcomes.items()):
         task = tasks[place]
         others = [student for student in sorted(alike[outcome.key, outcome.text]) if student != task.student]
-        more = f" and {len(others) - 3} more" if others[3:] else ""
-        same = [f"the same text as {', '.join(others[:3])}{more}, white space apart"] if others else []
+        rest = f" and {len(others) - 3} more" if others[3:] else ""
+        same = [f"the same text as {', '.join(others[:3])}{rest}, white space apart"] if others else []
         notes = [*outcome.notes, *([task.note] if task.note else []), *same]
         table_rows.append(_row(task.student, task.it, outcome, "; ".join(notes), task.file))
     return tuple(sorted(table_rows, key=lambda row: (row.student, natural(row.exercise), row.file)))
@@ -252,7 +252,7 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
 def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
     worth = points_of(exercise)
     return Row(student, exercise.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
-               outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.said)  # fmt: skip
+               outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.report)  # fmt: skip
 
 
 def _notebooks(folder: Path) -> Iterator[Path]:

@@ -175,7 +175,7 @@ class JudgeCells(NbGraderPreprocessor):
         exercise = problem(key)
         outcome = judged(exercise, blocks, _drawn() if self.seed is None else self.seed)
         if outcome.verdict == "judge":
-            self.log.error("\n".join(outcome.said))
+            self.log.error("\n".join(outcome.report))
         summary = "passed" if outcome.passed else f"{outcome.verdict} broken"
         self.log.info("%s %s in %.1f s", key, summary, outcome.seconds)
         return output(outcome, points)
@@ -184,7 +184,7 @@ class JudgeCells(NbGraderPreprocessor):
 def output(outcome: Outcome, points: float) -> NotebookNode:
     """The output of a check cell: nbgrader gives no points for an error, and all of them for anything else."""
     worth = f"{points:g} of {points:g} points" if outcome.passed else f"0 of {points:g} points"
-    lines = [*outcome.said, *outcome.notes, worth]
+    lines = [*outcome.report, *outcome.notes, worth]
     if outcome.passed:
         return new_output("stream", name="stdout", text="\n".join(lines) + "\n")
     message = f"{outcome.verdict}: {outcome.cause}"

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     verdict   the first broken one; "file" if there is nothing to judge, "judge" if the judge itself failed
     cause     the likely mistake, or what was seen
-    said      the report, line by line, for the student: it names the case, not the numbers in it
+    report    the report, line by line, for the student: it names the case, not the numbers in it
     text      the attempt without white space, to be compared with others'
     """
 
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     starred: bool = False
     verdict: str = ""
     cause: str = ""
-    said: tuple[str, ...] = ()
+    report: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     text: str = ""

@@ -103,9 +103,9 @@ def score_card(card: ScoreCard) -> Picture:
         f"{outcome.case.name}: {outcome.case.cause}, {_against(outcome)}, {outcome.how}, {outcome.points}"
         for outcome in card.outcomes
     ]
-    again = [f"look again at {cause} (lab {lab})" for cause, lab in card.again]
+    advice = [f"look again at {cause} (lab {lab})" for cause, lab in card.again]
     waits = [f"still waiting: {', '.join(card.waiting)}"] if card.waiting else []
-    return Picture("".join(body), y + 4, "; ".join([f"{title}: {card.words}", *rows, *again, *waits]))
+    return Picture("".join(body), y + 4, "; ".join([f"{title}: {card.words}", *rows, *advice, *waits]))
 
 
 def _row(outcome: Outcome, y: float, per_minute: float) -> list[str]:

@@ -131,6 +131,6 @@ class ScoreCard:
             f"{outcome.how:18} {outcome.points:4}"
             for outcome in self.outcomes
         ]
-        again = [f"look again at: {cause} (lab {lab})" for cause, lab in self.again]
+        advice = [f"look again at: {cause} (lab {lab})" for cause, lab in self.again]
         left = [f"still waiting: {', '.join(self.waiting)}"] if self.waiting else []
-        return "\n".join([self.words, *rows, *again, *left])
+        return "\n".join([self.words, *rows, *advice, *left])

@@ -27,10 +27,10 @@ tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
 ROUND, SEGMENT = 512, 64 * 1024
 
 
-class Piece:
+class PoolPiece:
     """A stretch of a segment, used or free."""
 
-    def __init__(self, segment: list[Piece], n_bytes: int, used: bool = False) -> None:
+    def __init__(self, segment: list[PoolPiece], n_bytes: int, used: bool = False) -> None:
         self.segment, self.n_bytes, self.used = segment, n_bytes, used
 
 
@@ -43,10 +43,10 @@ class Pool(TorchDispatchMode):
     def __init__(self, cap_bytes: int | None = None) -> None:
         """A pool that has reserved nothing yet."""
         super().__init__()
-        self.cap_bytes, self.segments = cap_bytes, list[list[Piece]]()
+        self.cap_bytes, self.segments = cap_bytes, list[list[PoolPiece]]()
         self.allocated = self.reserved = 0
         self.asked = (0, 0, 0)
-        self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
+        self._live: dict[int, tuple[weakref.ref[Any], PoolPiece]] = {}
         self._dead: deque[int] = deque()
 
     @classmethod
@@ -61,14 +61,14 @@ class Pool(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and take pieces for the tensors that it returns."""
         # A view is no new memory, and what it looks at may be none of the device's: a buffer of the wire, for instance.
-        given = {storage_key(storage) for storage in _storages((args, kwargs))}
+        argument_keys = {storage_key(storage) for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
-            if storage_key(storage) not in given:
+            if storage_key(storage) not in argument_keys:
                 self._born(storage)
         return out
 
-    def malloc(self, n_bytes: int) -> Piece:
+    def malloc(self, n_bytes: int) -> PoolPiece:
         """A piece of at least `n_bytes`. torch.OutOfMemoryError if the device has no room."""
         n_bytes = -(-n_bytes // ROUND) * ROUND
         free = [
@@ -79,13 +79,13 @@ class Pool(TorchDispatchMode):
         ]
         piece = min(free, key=lambda candidate: candidate.n_bytes) if free else self._segment(n_bytes)
         if piece.n_bytes > n_bytes:
-            rest = Piece(piece.segment, piece.n_bytes - n_bytes)
+            rest = PoolPiece(piece.segment, piece.n_bytes - n_bytes)
             piece.segment.insert(piece.segment.index(piece) + 1, rest)
         piece.n_bytes, piece.used = n_bytes, True
         self.allocated += n_bytes
         return piece
 
-    def free(self, piece: Piece) -> None:
+    def free(self, piece: PoolPiece) -> None:
         """Take a piece back, and join it with the free pieces beside it."""
         piece.used, segment = False, piece.segment
         self.allocated -= piece.n_bytes
@@ -103,7 +103,7 @@ class Pool(TorchDispatchMode):
         self.segments = [segment for segment in self.segments if len(segment) > 1 or segment[0].used]
         self.reserved = sum(piece.n_bytes for segment in self.segments for piece in segment)
 
-    def _segment(self, n_bytes: int) -> Piece:
+    def _segment(self, n_bytes: int) -> PoolPiece:
         size = -(-n_bytes // SEGMENT) * SEGMENT
         if self.cap_bytes is not None and self.reserved + size > self.cap_bytes:
             self._return()
@@ -114,8 +114,8 @@ class Pool(TorchDispatchMode):
                     f"the largest free piece has {self.largest_free:,}"
                 )
         self.asked = self.allocated + n_bytes, self.reserved + size, self.largest_free
-        segment: list[Piece] = []
-        segment.append(Piece(segment, size))
+        segment: list[PoolPiece] = []
+        segment.append(PoolPiece(segment, size))
         self.segments.append(segment)
         self.reserved += size
         return segment[0]

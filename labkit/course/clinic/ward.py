@@ -33,7 +33,7 @@ class Ward(Explorer):
 
     def __init__(self, shift: Shift, pieces: Examination, first: str = "") -> None:
         """`first` is the patient to begin with. ValueError for one who is not on this shift."""
-        self.shift, self.pieces, self.found, self._at_card = shift, pieces, (shift.patient.name, 0), False
+        self.shift, self.pieces, self.examined, self._at_card = shift, pieces, (shift.patient.name, 0), False
         if first:
             shift.admit(first)
         self.who = widgets.Dropdown(
@@ -98,7 +98,7 @@ class Ward(Explorer):
         if self.shift.diagnosed:
             self.onward.focus()
         elif lost := self.shift.visit.minutes - before:
-            self.said.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
+            self.message.value = f"<b>It is not “{escape(named)}”.</b> The repair was tried in vain: {lost} minutes."
             self.cause.focus()
 
     def give_up(self) -> None:
@@ -126,7 +126,7 @@ class Ward(Explorer):
         try:
             act()
         except ValueError as error:  # the button was pressed just before it was disabled
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return
         self._at_card = False
         self.draw()
@@ -141,17 +141,17 @@ class Ward(Explorer):
     def _pieces(self) -> Pieces:
         """Run this patient's broken program, part by part; the results replace the recording."""
         case = self.shift.patient
-        self.found = case.name, 0
+        self.examined = case.name, 0
         with closing(self.pieces(case)) as under_way:
             for share, observations in under_way:
                 self.shift.replace(case.name, observations)
-                self.found = case.name, len(observations)
+                self.examined = case.name, len(observations)
                 yield share
 
     def _ended(self, why: str) -> None:
         self.draw()
-        name, count = self.found
-        self.said.value = escape(
+        name, count = self.examined
+        self.message.value = escape(
             "stopped" if why == STOPPED else why or f"ran on real ranks: {count} signs of {name} are from this run"
         )
 

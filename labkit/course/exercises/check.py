@@ -21,7 +21,7 @@ from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt, attempt_in, attempt_of, blocks_of
 from labkit.course.judge.prefork import prefork_server
 from labkit.course.judge.report import Report
-from labkit.course.learner.progress import Progress, Row
+from labkit.course.learner.progress import Progress, Standing
 
 
 def exercise(key: str) -> Card:
@@ -40,8 +40,8 @@ def check(attempt: Any, key: str = "") -> Report:
     kept with your progress. ValueError, which says why, for what cannot be judged."""
     if isinstance(attempt, str):
         raise ValueError(f"check takes the function that you wrote, not its name or text: check({attempt[:30]})")
-    mine = attempt_of(attempt)
-    report = judged(problem(key) if key else by_name(mine.name), mine)
+    candidate = attempt_of(attempt)
+    report = judged(problem(key) if key else by_name(candidate.name), candidate)
     changed = list(tampered())
     if not changed:
         return report
@@ -85,7 +85,7 @@ def solution(key: str) -> Solution:
     return Solution(exercise.key, exercise.solution)
 
 
-def progress() -> tuple[Row, ...]:
+def progress() -> tuple[Standing, ...]:
     """A row for each exercise: tries, hints, whether it has passed, with a star or not."""
     return Progress().rows(problems())
 

@@ -78,8 +78,8 @@ def _hang(line: str) -> int:
 def _lines_of(words: str, start: int, hang: int, columns: int) -> list[str]:
     """Words broken into lines, the first indented by `start`, the others by `hang`. Gaps of several spaces stay, except
     at the end of a line."""
-    whole = KEPT.sub(lambda match: match[0].replace(" ", "\0"), words)
-    parts = re.split(r"( +)", whole)
+    text = KEPT.sub(lambda match: match[0].replace(" ", "\0"), words)
+    parts = re.split(r"( +)", text)
     out, line = [], " " * start + parts[0]
     for gap, word in zip(parts[1::2], parts[2::2], strict=True):
         if len(line) + len(gap) + len(word) <= columns:

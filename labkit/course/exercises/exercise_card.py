@@ -28,8 +28,8 @@ class Card:
             ("you learn", "; ".join(exercise.objectives)),
             *((name, words_of(exercise, name)) for name in VERDICTS),
         ]  # fmt: skip
-        if exercise.given:
-            rows.append(("from labkit", ", ".join(exercise.given)))
+        if exercise.imports:
+            rows.append(("from labkit", ", ".join(exercise.imports)))
         if exercise.star is not None:
             rows.append(("★", f"for less than the reference: {exercise.star.words}"))
         if self.attempts:
@@ -54,8 +54,8 @@ class Hint:
     words: str
 
     def __repr__(self) -> str:
-        more = "" if self.level == 3 else f" ({3 - self.level} more)"
-        return f"Hint {self.level} of 3{more}: {self.words}"
+        rest = "" if self.level == 3 else f" ({3 - self.level} more)"
+        return f"Hint {self.level} of 3{rest}: {self.words}"
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ class HintPanel(Twin, widgets.VBox):
             for level, name in enumerate(NAMES, 1)
         ]
         self.last = widgets.Button(description="solution", tooltip="after an attempt of your own")
-        self.said = widgets.HTML()
+        self.message = widgets.HTML()
         for level, button in enumerate(self.buttons, 1):
             button.on_click(lambda _, level=level: self.unfold(level))
         self.last.on_click(lambda _: self.solve())
-        super().__init__([widgets.HBox([*self.buttons, self.last]), self.said])
+        super().__init__([widgets.HBox([*self.buttons, self.last]), self.message])
 
     def unfold(self, level: int) -> None:
         """Unfold a hint."""
@@ -64,8 +64,8 @@ class HintPanel(Twin, widgets.VBox):
         return Picture(headline(words) + text(4, 42, "They open in JupyterLab, one after the other."), 54, words)
 
     def _show(self, html: str) -> None:
-        shown = self.said.value
-        self.said.value = shown if html in shown else f"{shown}<div>{html}</div>"
+        shown = self.message.value
+        self.message.value = shown if html in shown else f"{shown}<div>{html}</div>"
 
 
 def words_as_html(words: str) -> str:

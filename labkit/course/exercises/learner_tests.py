@@ -47,7 +47,7 @@ def told_apart(shown: Shown) -> dict[str, Any]:
         """The test's reply to each object by name; None where it returns nothing."""
         return {name: settled(attempt(*copy.deepcopy(args))) for name, args in objects}
 
-    def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """True for each object that the test must accept, False for each other one."""
         return [{name: truth for name, (truth, *_) in shown(case).items()}]
 

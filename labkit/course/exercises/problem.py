@@ -95,7 +95,7 @@ class Problem:
     answer(case, inputs)   by rank, in one process; `Ellipsis` where anything will do
     tolerance          (relative, absolute as a share of the largest number); None: from dtype and number of ranks
     laws               see labkit/course/judge/laws.py; where a verdict has no law, a default one is judged
-    given              names of labkit that an attempt may import, "Work", "LossScale"
+    imports            names of labkit that an attempt may import, "Work", "LossScale"
     may                names that attempts otherwise must not touch, "untyped_storage"
     changes            positions of inputs that may be changed in place
     library            labkit's own function that solves it, "comm.ring.reduce_scatter": it must pass as well
@@ -118,7 +118,7 @@ class Problem:
     play: Callable[..., Any] = call
     laws: tuple[Law, ...] = ()
     tolerance: tuple[float, float] | None = None
-    given: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     may: tuple[str, ...] = ()
     changes: tuple[int, ...] = ()
     library: str = ""

@@ -75,5 +75,5 @@ class CardsPage(NamedTuple):
     @property
     def script(self) -> Markup:
         """The panel, the schedule and what stands behind them, as one module."""
-        own = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("schedule.js", "cards.js"))
-        return Markup("\n".join([SCRIPT, *own]))
+        scripts = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("schedule.js", "cards.js"))
+        return Markup("\n".join([SCRIPT, *scripts]))

@@ -22,16 +22,16 @@ MOST_CELLS = 4
 """So many cells are named below a claim, as in a terminal."""
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """A setting of a proof, in words: what is claimed in it, what was found, and whether the claim holds there."""
 
     name: str
     claimed: str
-    found: str
+    finding: str
     holds: bool
 
 
-class Place(NamedTuple):
+class CellLink(NamedTuple):
     """A cell of a lab in words, and its address; "" if the lab is not on the site."""
 
     words: str
@@ -43,7 +43,7 @@ class Tested:
     """A claim with its proof, as the page shows it. `answer` is "" for a claim that the audit could not decide."""
 
     result: Result
-    places: Sequence[Place]
+    places: Sequence[CellLink]
 
     @property
     def answer(self) -> str:
@@ -71,10 +71,12 @@ class Tested:
         return remarks(self.result)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SettingRow]:
         """The numbers, setting by setting."""
         return [
-            Row(setting.name, asked(setting), f"{amount(setting.found, setting.unit)}, {how(setting)}", setting.holds)
+            SettingRow(
+                setting.name, asked(setting), f"{amount(setting.found, setting.unit)}, {how(setting)}", setting.holds
+            )
             for setting in self.result.finding.settings
         ]
 
@@ -107,12 +109,12 @@ class ClaimsPage(NamedTuple):
         return {"answers": ANSWERS, "depending": DEPENDING, "offered": OFFERED, "points": POINTS, "ink": INK}
 
 
-def place_of(cell: str, pages: Mapping[str, Page]) -> Place:
+def place_of(cell: str, pages: Mapping[str, Page]) -> CellLink:
     """A cell that is named as `03-12`, as `02·c25` (c25 of lab 02) or as `10` (a whole lab)."""
     number, id = number_of(cell), cell.rpartition("·")[2]
     words = f"lab {number}" if cell == number else f"lab {number}, cell {id}"
     page = pages.get(number)
     if page is None or cell == number:
-        return Place(words, page.file if page else "")
+        return CellLink(words, page.file if page else "")
     known = any(one.get("id") == id for one in page.cells)
-    return Place(words, f"{page.file}#cell-id={id}" if known else "")
+    return CellLink(words, f"{page.file}#cell-id={id}" if known else "")

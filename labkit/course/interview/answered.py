@@ -46,13 +46,13 @@ class Judged:
     """The result for one point of the rubric. `reached` is a proposal, and None where words alone cannot decide.
 
     evidence   words of the answer that make the point;  missing   words, figures or formulas that it lacks
-    told       what is nearly right, and why it does not count
+    remarks    what is nearly right, and why it does not count
     """
 
     reached: bool | None
     evidence: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def judge(card: Card, typed: str) -> Mapping[str, Judged]:
 
 def _laws(card: Card) -> list[str]:
     """The formulas of the card's law that its question does not contain already."""
-    given = {*laws(card.said(card.front)), *(spoken.formula for spoken in formulas(card.said(card.front)))}
-    return [law for law in laws(card.said(card.law)) if law not in given]
+    question_laws = {*laws(card.said(card.front)), *(spoken.formula for spoken in formulas(card.said(card.front)))}
+    return [law for law in laws(card.said(card.law)) if law not in question_laws]
 
 
 def _symbols(card: Card) -> list[str]:
@@ -115,8 +115,8 @@ def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
     asked = derivation(card.derive) if card.derive else None
     passages = {law: passage for law in wanted if (passage := against(law, spoken))}
     if asked and not passages:
-        whole = _bare(asked.answer)
-        passages = {whole: passage} if (passage := against(whole, spoken)) else {}
+        bare_answer = _bare(asked.answer)
+        passages = {bare_answer: passage} if (passage := against(bare_answer, spoken)) else {}
     evidence = tuple(
         _quote(passage.words) + f" ({passage.renamed})" * bool(passage.renamed) for passage in passages.values()
     )
@@ -158,17 +158,17 @@ def _bare(formula: str) -> str:
 def _number(card: Card, answer: _Answer, law: bool) -> Judged:
     """Reached if the text has a computed figure that the question does not tell, and one more thing it rests on."""
     figures = {name: card.figures[name] for name in dict.fromkeys(NAMED.findall(card.number))}
-    given = quantities(card.said(card.front))
+    question_quantities = quantities(card.said(card.front))
     given_figures = [figure for name in NAMED.findall(card.front) for figure in [card.figures[name]]]
-    new = {name: figure for name, figure in figures.items() if not held_against(figure, given).met}
+    new = {name: figure for name, figure in figures.items() if not held_against(figure, question_quantities).met}
     results = {name: figure for name, figure in new.items() if not _typed(card, name)} or new
     if not results:
-        return Judged(None, told=("the question tells its figures",))
+        return Judged(None, remarks=("the question tells its figures",))
     others = [*given_figures, *card.figures.values()]
     matches = {name: held_against(figure, answer.quantities, others) for name, figure in new.items()}
     met = {name: match.met for name, match in matches.items() if match.met}
     evidence = tuple(dict.fromkeys(_quote(words) for words in met.values()))
-    remarks = tuple(dict.fromkeys(match.told for match in matches.values() if match.told))
+    remarks = tuple(dict.fromkeys(match.remark for match in matches.values() if match.remark))
     missing = tuple(f"{figure}" for name, figure in results.items() if name not in met)[:MOST_MISSING]
     basis = tuple(f"{figure}" for name, figure in new.items() if name not in met)[:MOST_MISSING]
     shared = _shared(card, "number", answer)
@@ -179,7 +179,7 @@ def _number(card: Card, answer: _Answer, law: bool) -> Judged:
     based = law or shared >= ENOUGH or (shared >= ENOUGH / 4 and (len(met) > 1 or len(new) == 1))
     if not (based or sure > 1):
         return Judged(False, evidence, basis, (*remarks, "say what the number is of, and what it is computed from"))
-    return Judged(True, evidence, told=remarks)
+    return Judged(True, evidence, remarks=remarks)
 
 
 def _typed(card: Card, name: str) -> bool:
@@ -225,18 +225,18 @@ def _code(card: Card, part: str) -> list[str]:
 def _words(card: Card, part: str, answer: _Answer) -> Judged:
     """Reached if neighbouring sentences have enough of the words, figures and code of the part."""
     wanted, code = _wanted(card, part), _code(card, part)
-    given = quantities(card.said(card.front))
+    question_quantities = quantities(card.said(card.front))
     figures = [card.figures[name] for name in dict.fromkeys(NAMED.findall(getattr(card, part)))]
-    figures = [figure for figure in figures if not held_against(figure, given).met]
-    whole = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
-    if whole < LEAST:
-        return Judged(None, told=("too few words of it are not in the question: judge it yourself",))
+    figures = [figure for figure in figures if not held_against(figure, question_quantities).met]
+    total = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
+    if total < LEAST:
+        return Judged(None, remarks=("too few words of it are not in the question: judge it yourself",))
     room = len(sentences(getattr(card, part))) + 1
     best, window, hits = 0.0, range(0), set[str]()
     for start in range(len(answer.sentences)):
         for stop in range(start + 1, min(start + room, len(answer.sentences)) + 1):
             weights = _came(wanted, code, figures, answer, range(start, stop))
-            share = sum(weights.values()) / whole
+            share = sum(weights.values()) / total
             early = (
                 part == "claim" and best >= ENOUGH and window.start < FIRST <= start
             )  # it came first: that is enough
@@ -252,7 +252,7 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
     if part == "costs" and (lacking := _other_side(card, hits)):
         return Judged(False, evidence, lacking, ("that is one side of it: what is on the other?",))
     if part == "claim" and window.start >= FIRST:
-        return Judged(False, evidence, told=("it is there, and it comes late: say the claim first",))
+        return Judged(False, evidence, remarks=("it is there, and it comes late: say the claim first",))
     return Judged(True, evidence)
 
 
@@ -261,8 +261,8 @@ def _other_side(card: Card, hits: set[str]) -> tuple[str, ...]:
     asked = {term.stem for term in terms(card.said(card.front))}
     for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
-        whole = sum(map(weight, wanted))
-        if whole >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * whole:
+        total = sum(map(weight, wanted))
+        if total >= LEAST / 2 and sum(weight(stem) for stem in wanted if stem in hits) < SIDE * total:
             heaviest = sorted(wanted.values(), key=lambda term: -weight(term.stem))[:MOST_MISSING]
             return tuple(term.written for term in heaviest)
     return ()
@@ -280,8 +280,8 @@ def _came(
     weights = {piece: CODE for piece in code if piece in _compact(text)}
     near = quantities(text.replace("`", " "))
     weights |= {f"{figure}": FIGURE for figure in figures if held_against(figure, near).met}
-    for stem, mine in wanted.items():
-        if (other := nearest(stem, denials)) and denials[other] & {term.denied for term in mine}:
+    for stem, uses in wanted.items():
+        if (other := nearest(stem, denials)) and denials[other] & {term.denied for term in uses}:
             weights[stem] = weight(stem)
     return weights
 

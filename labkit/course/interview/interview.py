@@ -157,11 +157,11 @@ class Interview:
         Whether it was within the time is measured, unless `points` says so. A derivation with a checked formula is
         rated by that. ValueError for an unknown point or rating; the question then stays."""
         asked = self._now()
-        given = points_of([verdict.kind for _, verdict in self._tries]) if self._tries else points
-        if given is None and asked.derivation is None:
+        rating = points_of([verdict.kind for _, verdict in self._tries]) if self._tries else points
+        if rating is None and asked.derivation is None:
             raise ValueError(f"tell the points that were reached ({', '.join(asked.rubric)}), or 1 to 5")
-        if isinstance(given, Mapping) or given is None:
-            chosen = dict(given or {})
+        if isinstance(rating, Mapping) or rating is None:
+            chosen = dict(rating or {})
             if lost := [point for point in chosen if point not in asked.rubric]:
                 near = difflib.get_close_matches(str(lost[0]), asked.rubric, 1)
                 mean = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(asked.rubric)}"
@@ -171,9 +171,9 @@ class Interview:
             chosen = {**in_time, **chosen}
             reached = {point: bool(chosen.get(point)) for point in asked.rubric}
             return self._ask(self._keep(asked, rating_of(reached) if asked.card else 0, reached))
-        if isinstance(given, bool) or given not in LEVELS:
-            raise ValueError(f"a rating is 1 to {LEVELS[-1]}, got {given!r}")
-        return self._ask(self._keep(asked, int(given)))
+        if isinstance(rating, bool) or rating not in LEVELS:
+            raise ValueError(f"a rating is 1 to {LEVELS[-1]}, got {rating!r}")
+        return self._ask(self._keep(asked, int(rating)))
 
     def skip(self) -> Question | None:
         """Go on without an answer, which counts as nothing reached."""

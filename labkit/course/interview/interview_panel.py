@@ -68,8 +68,8 @@ class InterviewPanel(Twin, widgets.VBox):
         self.stop = _button("end", "stop here, and see the report", self.end)
         self.answer, self.ticks = Linked(), widgets.VBox()
         self.onward = _button("next", "keep these points, and go on", self.next, "primary")
-        self.said, self.told = widgets.HTML(), Linked()
-        self.again = _button("again", "another interview", self.restart)
+        self.message, self.report = widgets.HTML(), Linked()
+        self.restart_button = _button("again", "another interview", self.restart)
         topics_too = (self.topics,) if self.topics.options else ()
         opening = widgets.HTML("<b>Mock interview.</b> Topics: none chosen means all; with Ctrl several.")
         self.first = widgets.VBox([opening, self.minutes, self.level, *topics_too, self.go])
@@ -77,8 +77,8 @@ class InterviewPanel(Twin, widgets.VBox):
         self.page = widgets.VBox(
             [self.clock, self.asking, self.room, self.notes, buttons, self.answer, self.ticks, self.onward]
         )
-        self.last = widgets.VBox([self.told, self.again])
-        super().__init__([self.said, self.first, self.page, self.last])
+        self.last = widgets.VBox([self.report, self.restart_button])
+        super().__init__([self.message, self.first, self.page, self.last])
         self._turn(self.first)
         if not callable(interview):
             self.session = interview
@@ -90,7 +90,7 @@ class InterviewPanel(Twin, widgets.VBox):
         try:
             self.session = self.make(self.minutes.value, self.level.value, tuple(self.topics.value))
         except (OSError, ValueError) as error:
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return
         self.noted.clear()
         self._ask(focus=True)
@@ -190,7 +190,7 @@ class InterviewPanel(Twin, widgets.VBox):
         try:
             return session.judge(typed)
         except ValueError as error:  # the text is too long: the learner ticks the points without it
-            self.said.value = escape(str(error))
+            self.message.value = escape(str(error))
             return {}
 
     def _running(self) -> Interview:
@@ -217,7 +217,7 @@ class InterviewPanel(Twin, widgets.VBox):
         """Show the next question, or the report. The focus moves only after the learner has pressed something."""
         session = self._running()
         asked, number = session.question, len(session.asked) + 1
-        self.said.value = escape("; ".join(filter(None, (failed, session.note))))
+        self.message.value = escape("; ".join(filter(None, (failed, session.note))))
         if asked is None:
             self._finish(session, focus)
             return
@@ -243,7 +243,7 @@ class InterviewPanel(Twin, widgets.VBox):
     def _whiteboard(self, asked: Derivation) -> Whiteboard:
         """A whiteboard for this question, which does not show its answer; each formula goes to the session."""
         board = Whiteboard(asked.name, [asked.name])
-        board.children = (board.asking, board.field, board.reading, board.along, board.said, board.shown)
+        board.children = (board.asking, board.field, board.reading, board.along, board.message, board.shown)
         board.field.observe(lambda change: self._formula(board, change["new"].strip()), "value")
         return board
 
@@ -257,11 +257,11 @@ class InterviewPanel(Twin, widgets.VBox):
         self.room.children, self.board = (), None
         noted = "".join(f"<dt><b>{escape(asked)}</b></dt><dd>{escape(words)}</dd>" for asked, words in self.noted)
         notes = f"<details><summary>your answers and notes</summary><dl {LINES}>{noted}</dl></details>" if noted else ""
-        self.told.value = f"{session.report()._repr_html_()}{notes}"
-        self.again.layout.display = "" if self.make else "none"
+        self.report.value = f"{session.report()._repr_html_()}{notes}"
+        self.restart_button.layout.display = "" if self.make else "none"
         self._turn(self.last)
         if focus and self.make:
-            self.again.focus()
+            self.restart_button.focus()
 
 
 def _button(words: str, tooltip: str, act: Callable[[], None], style: str = "") -> widgets.Button:

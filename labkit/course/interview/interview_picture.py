@@ -116,7 +116,7 @@ def evidence(judged: Judged) -> str:
     """HTML beside a point: the words of the answer that reach it, what is missing, and what is nearly right."""
     signs = {True: "✓", False: "✗", None: "?"}
     words = "; ".join(judged.evidence) or ("not judged" if judged.reached is None else "not seen in your words")
-    lines = [words, *judged.told] if judged.evidence or not judged.told else list(judged.told)
+    lines = [words, *judged.remarks] if judged.evidence or not judged.remarks else list(judged.remarks)
     parts = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
     if judged.missing and not judged.reached:
         parts.append(f"not there: {escape(', '.join(judged.missing))}")
@@ -125,8 +125,8 @@ def evidence(judged: Judged) -> str:
 
 def clock_text(seconds: float) -> str:
     """Seconds as minutes and seconds: `1:35`, `62:00`."""
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02}"
+    n_seconds = round(seconds)
+    return f"{n_seconds // 60}:{n_seconds % 60:02}"
 
 
 def _question(place: int, question: Spoken, y: float) -> list[str]:
@@ -143,10 +143,10 @@ def _question(place: int, question: Spoken, y: float) -> list[str]:
 
 
 def _part(name: str, reached: int, of: int, y: float) -> list[str]:
-    whole = box(LEFT, y, FULL, 17)
+    frame = box(LEFT, y, FULL, 17)
     came = box(LEFT, y, FULL * reached / of, 17, CAME) if reached else ""
     counted = _counted(reached, of)
-    return [text(4, y + 13, cut(name, 44), size=12), whole, came, text(TIME, y + 13, counted, size=12)]
+    return [text(4, y + 13, cut(name, 44), size=12), frame, came, text(TIME, y + 13, counted, size=12)]
 
 
 def _late(question: Spoken) -> bool:

@@ -151,8 +151,8 @@ class InterviewReport:
         if missed := {part: counts for part, counts in out.items() if counts[0]}:
             part, (times, of) = max(missed.items(), key=lambda item: (item[1][0] / item[1][1], item[1][1]))
             sentences.append(f"You leave out the {IN_WORDS[part]} in {times} of {of}")
-        if whole := [IN_WORDS[part] for part, (times, of) in out.items() if not times and of > 1]:
-            sentences.append(f"Always there: {', '.join(whole)}")
+        if parts := [IN_WORDS[part] for part, (times, of) in out.items() if not times and of > 1]:
+            sentences.append(f"Always there: {', '.join(parts)}")
         if laws := [question for question in self.asked if question.kind == DERIVATION]:
             right = sum(law.points.get(FORMULA, False) for law in laws)
             sentences.append(f"Derivations right: {right} of {len(laws)}")
@@ -235,8 +235,8 @@ def weakest(asked: Sequence[Spoken], deck: Deck, level: int) -> tuple[Weak, ...]
     for tag, share, count in sorted(tags, key=lambda entry: (entry[1] * entry[2] + 1) / (entry[2] + 2))[:MOST_WEAK]:
         missed = [question for question in asked if tag in question.tags and question.share < GOOD]
         ids = [question.key for question in missed if question.key in known]
-        more = [id for key in ids for id in known[key].next if id in known and known[id].difficulty <= level]
-        new = [id for id in dict.fromkeys((*ids, *more)) if id not in named] or ids
+        follow_ups = [id for key in ids for id in known[key].next if id in known and known[id].difficulty <= level]
+        new = [id for id in dict.fromkeys((*ids, *follow_ups)) if id not in named] or ids
         named |= set(new[:MOST_CARDS])
         cards = tuple((id, known[id].said(known[id].front)) for id in new[:MOST_CARDS])
         cells = tuple(dict.fromkeys(cell for question in missed for cell in question.lab))[:MOST_CELLS]
@@ -249,7 +249,7 @@ def _by_tag(asked: Sequence[Spoken]) -> Mapping[str, tuple[float, int]]:
     for question in asked:
         for tag in question.tags:
             shares.setdefault(tag, []).append(question.share)
-    means = {tag: (sum(mine) / len(mine), len(mine)) for tag, mine in shares.items()}
+    means = {tag: (sum(values) / len(values), len(values)) for tag, values in shares.items()}
     return MappingProxyType(dict(sorted(means.items(), key=lambda item: item[1])))
 
 

@@ -78,10 +78,10 @@ class Quantity(NamedTuple):
 
 
 class Match(NamedTuple):
-    """`met` are the words that state the figure, "" if none do; `told` says what is wrong with a near one."""
+    """`met` are the words that state the figure, "" if none do; `remark` says what is wrong with a near one."""
 
     met: str
-    told: str
+    remark: str
 
 
 def quantities(typed: str) -> list[Quantity]:

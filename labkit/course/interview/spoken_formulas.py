@@ -1,7 +1,7 @@
 """Finds formulas in running text, writes them out for the whiteboard's reader, and compares them with a law.
 
     "each sends 2 (n-1)/n times N bytes"     ->  Spoken("2*(n-1)/n*N", words "2 (n-1)/n times N", denied=False)
-    against("2 (n-1)/n D", spoken)           ->  Said: right, "with N for D"
+    against("2 (n-1)/n D", spoken)           ->  StatedLaw: right, "with N for D"
 
 This file finds where a formula begins and ends, and writes out what people leave out or say in words: the sign of
 multiplication, "over", "squared", "sixteen bytes a parameter". labkit/course/whiteboard reads and checks the formulas.
@@ -62,7 +62,7 @@ class Spoken(NamedTuple):
     denied: bool
 
 
-class Said(NamedTuple):
+class StatedLaw(NamedTuple):
     """A law that a text states: the words, and which symbols have other names, `N for D`."""
 
     words: str
@@ -110,14 +110,14 @@ def size(formula: str) -> int:
     return sum(token.kind == "name" or token.text in ("+", "-", "*", "/", "**", "^") for token in tokens(formula))
 
 
-def against(law: str, spoken: Sequence[Spoken]) -> Said | None:
+def against(law: str, spoken: Sequence[Spoken]) -> StatedLaw | None:
     """The first formula of a text that equals the law, where its symbols may have other names; None if none does."""
     for candidate in spoken:
         if candidate.denied:
             continue
         for renamed, text in _renamed(law, candidate.formula):
             if _equal(law, text):
-                return Said(candidate.words, renamed)
+                return StatedLaw(candidate.words, renamed)
     return None
 
 
@@ -149,25 +149,25 @@ def _equal(law: str, text: str) -> bool:
     """True if the whiteboard finds both formulas equal."""
     known = names(law)
     try:
-        mine, truth = parse(text, known), parse(law, known)
+        formula, truth = parse(text, known), parse(law, known)
     except NoFormula:
         return False
     if not known:
-        return _same(mine, truth, {})
+        return _same(formula, truth, {})
     asked = question_of(law)
-    if not all(_same(mine, truth, values) for values in asked.draws(3, 1)):  # cheap numbers first, then slow algebra
+    if not all(_same(formula, truth, values) for values in asked.draws(3, 1)):  # cheap numbers first, then slow algebra
         return False
     return check(asked, text).right
 
 
-def _same(mine: Formula, truth: Formula, values: dict[str, float]) -> bool:
-    return math.isclose(mine.number(values), truth.number(values), rel_tol=1e-9)
+def _same(formula: Formula, truth: Formula, values: dict[str, float]) -> bool:
+    return math.isclose(formula.number(values), truth.number(values), rel_tol=1e-9)
 
 
 def _renamed(law: str, text: str) -> Iterator[tuple[str, str]]:
     """The text with the law's names for its symbols, in every plausible way: (which name for which, text)."""
-    mine, truth = names(text), names(law)
-    strange, free = [name for name in mine if name not in truth], [name for name in truth if name not in mine]
+    symbols, truth = names(text), names(law)
+    strange, free = [name for name in symbols if name not in truth], [name for name in truth if name not in symbols]
     if not strange:
         yield "", text
         return

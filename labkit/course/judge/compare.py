@@ -28,10 +28,10 @@ def tolerance(dtype: torch.dtype, n_ranks: int) -> float:
     return n_ranks * (STEPS if dtype.itemsize > 2 else HALF_STEPS) * torch.finfo(dtype).eps
 
 
-def wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None = None) -> Complaint | None:
+def wrong(seen: Any, expected: Any, n_ranks: int, limits: tuple[float, float] | None = None) -> Complaint | None:
     """The complaint about one rank's answer; None if it is right. Nested lists and dicts are compared part by part."""
-    for where, mine, theirs in pairs(seen, expected):
-        difference = _wrong(mine, theirs, n_ranks, given)
+    for where, value, theirs in pairs(seen, expected):
+        difference = _wrong(value, theirs, n_ranks, limits)
         if difference is not None:
             place = f" in result{where}" if where else ""
             return Complaint(f"{difference[0]}{place}", difference[1])
@@ -53,17 +53,17 @@ def pairs(seen: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any,
         for key, value in seen.items():
             yield from pairs(value, theirs[str(key)], f"{where}[{key!r}]")
     elif isinstance(expected, list | tuple) and isinstance(seen, list | tuple) and len(seen) == len(expected):
-        for place, (mine, wanted) in enumerate(zip(seen, expected, strict=True)):
-            yield from pairs(mine, wanted, f"{where}[{place}]")
+        for place, (part, wanted) in enumerate(zip(seen, expected, strict=True)):
+            yield from pairs(part, wanted, f"{where}[{place}]")
     else:
         yield where, seen, expected
 
 
-def _wrong(seen: Any, expected: Any, n_ranks: int, given: tuple[float, float] | None) -> tuple[str, str] | None:
+def _wrong(seen: Any, expected: Any, n_ranks: int, limits: tuple[float, float] | None) -> tuple[str, str] | None:
     if isinstance(expected, Tensor):
-        return _wrong_tensor(seen, expected, n_ranks, given)
+        return _wrong_tensor(seen, expected, n_ranks, limits)
     if isinstance(expected, float) and isinstance(seen, int | float) and not isinstance(seen, bool):
-        relative, absolute = given or (1e-6, 1e-9)
+        relative, absolute = limits or (1e-6, 1e-9)
         near = math.isfinite(expected) and abs(seen - expected) <= absolute + relative * abs(expected)
         if near or seen == expected or (seen != seen and expected != expected):
             return None
@@ -92,7 +92,7 @@ def form(thing: Any) -> str:
     return repr(thing)
 
 
-def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float] | None) -> tuple[str, str] | None:
+def _wrong_tensor(seen: Any, expected: Tensor, n: int, limits: tuple[float, float] | None) -> tuple[str, str] | None:
     wanted = form(expected)
     if isinstance(seen, Mapping) and set(seen) == {"device"}:
         return f"{wanted} on cpu", f"a tensor on {seen['device']}"
@@ -106,16 +106,16 @@ def _wrong_tensor(seen: Any, expected: Tensor, n: int, given: tuple[float, float
     finite = b[b.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     share = tolerance(expected.dtype, n)
-    relative, absolute = given or (share, share)
+    relative, absolute = limits or (share, share)
     off = (a - b).abs() > absolute * scale + relative * b.abs()
     off = (off | (a.isnan() != b.isnan()) | ((a.isinf() | b.isinf()) & (a != b))) & (a != b) & ~(a.isnan() & b.isnan())
     if not off.any():
         return None
     place = [int(index) for index in off.nonzero()[0]]
-    mine, theirs = a[tuple(place)].item(), b[tuple(place)].item()
+    number, theirs = a[tuple(place)].item(), b[tuple(place)].item()
     count = int(off.sum())
     many = "all" if count == off.numel() else f"{count} of {off.numel()}"
-    message = f"{plain_text(mine)}: {many} numbers are wrong{instead(a, b)}"
+    message = f"{plain_text(number)}: {many} numbers are wrong{instead(a, b)}"
     return f"{plain_text(theirs)} at [{', '.join(map(str, place))}]" if place else plain_text(theirs), message
 
 

@@ -78,7 +78,7 @@ def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
     something forbidden; None if it may run."""
     about_memory = any(law.verdict == "memory" for law in problem.laws)
     may = problem.may if about_memory else {*problem.may, *NUMBERS}
-    if broken := [*refusals(source, problem.given, may, before), *refusals(before, problem.given, may, source)]:
+    if broken := [*refusals(source, problem.imports, may, before), *refusals(before, problem.imports, may, source)]:
         seen = "; ".join(str(refusal) for refusal in broken[:3])
         return Verdict("rules", BROKEN, FIT, "", seen, line=broken[0].line, probe="write it without that")
     wanted = ast.parse(problem.stub).body[-1]
@@ -88,9 +88,9 @@ def unfit(problem: Problem, source: str, before: str = "") -> Verdict | None:
     node = definitions[-1]
     if type(node) is not type(wanted):
         return _unfit(node.lineno, _kind(wanted), _kind(node), "begin with the line of the stub")
-    mine, theirs = (f"{problem.name}({', '.join(_signature(definition))})" for definition in (node, wanted))
-    if mine != theirs:
-        return _unfit(node.lineno, theirs, mine, "take the stub's first line")
+    signature, theirs = (f"{problem.name}({', '.join(_signature(definition))})" for definition in (node, wanted))
+    if signature != theirs:
+        return _unfit(node.lineno, theirs, signature, "take the stub's first line")
     if unwritten(node):
         about, hint = f"about {problem.n_lines} lines", f"first hint: {problem.hints[0]}"
         return _unfit(node.lineno, about, UNWRITTEN.format(problem.name), hint)
@@ -162,26 +162,26 @@ def _pairs(problem: Problem, name: str) -> Iterator[tuple[Mutant, Mutant, str]]:
             continue
 
 
-def _alike(mine: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) -> bool:
+def _alike(verdict: Verdict, record: RunRecord, theirs: Verdict, other: RunRecord) -> bool:
     sent = [[run.sent_bytes(rank) for rank in range(run.case.n_ranks)] for run in (record, other)]
     if record.ended != other.ended or (record.ended == "finished" and sent[0] != sent[1]):
         return False
-    if mine.name == "memory":
+    if verdict.name == "memory":
         held, had = (_bytes_held(run) for run in (record, other))
         return len(held) == len(had) and all(
             abs(a - b) <= ABOUT_THE_SAME * max(a, b) for a, b in zip(held, had, strict=True)
         )
-    if mine.name == "values" and (record.races or other.races):  # the numbers then depend on when they were read
+    if verdict.name == "values" and (record.races or other.races):  # the numbers then depend on when they were read
         return bool(record.races) == bool(other.races)
-    if mine.name == "values" and record.ended == "finished":
+    if verdict.name == "values" and record.ended == "finished":
         return bool(record.damaged) == bool(other.damaged) and compare.same(list(record.outputs), list(other.outputs))
-    if mine.name == "values":
+    if verdict.name == "values":
         return _faults(record) == _faults(other)
-    if mine.name == "liveness":
+    if verdict.name == "liveness":
         return (_waits(record), record.undelivered) == (_waits(other), other.undelivered)
     if record.mismatch or other.mismatch:  # which two calls the message names depends on timing
         return bool(record.mismatch) == bool(other.mismatch)
-    return (mine.expected, mine.seen, mine.rank) == (theirs.expected, theirs.seen, theirs.rank)
+    return (verdict.expected, verdict.seen, verdict.rank) == (theirs.expected, theirs.seen, theirs.rank)
 
 
 def _bytes_held(record: RunRecord) -> list[int]:
@@ -226,5 +226,5 @@ def _star(problem: Problem, records: Sequence[RunRecord]) -> dict[str, Any] | No
         return None
     costs = [(problem.star.cost(record), problem.star.target(record.case)) for record in records]
     cost, target = max(costs, key=lambda pair: pair[1])
-    won = all(mine <= wanted for mine, wanted in costs)
+    won = all(price <= wanted for price, wanted in costs)
     return {"words": problem.star.words, "unit": problem.star.unit, "cost": cost, "target": target, "won": won}

@@ -50,10 +50,10 @@ def send(connection: Connection, head: Sequence[Any], data: Any = None) -> None:
 class Payload:
     """A tensor that is on its way: what it was at the start, and whether the judge has read it."""
 
-    __slots__ = ("kept", "mark", "read", "told")
+    __slots__ = ("kept", "mark", "read", "reported")
 
     def __init__(self, kept: Tensor):
-        self.kept, self.mark, self.read, self.told = kept, mark_of(kept, None), False, False
+        self.kept, self.mark, self.read, self.reported = kept, mark_of(kept, None), False, False
 
     @property
     def gone(self) -> bool:
@@ -137,8 +137,8 @@ class Line:
         """Tell the judge which of these payloads (or of all) have changed while they were on their way, each once."""
         for number in numbers or tuple(self.under_way):
             payload = self.under_way.get(number)
-            if payload is not None and not payload.told and payload.changed:
-                payload.told = True
+            if payload is not None and not payload.reported and payload.changed:
+                payload.reported = True
                 self.tell("changed", number, line_of_attempt())
 
     def written(self, tensors: Iterable[Tensor]) -> None:

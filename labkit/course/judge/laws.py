@@ -46,8 +46,8 @@ def sends(
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank in range(record.case.n_ranks):
-            mine = [event for event in record.sent(rank) if axis in (None, event.axis)]
-            for event in mine:
+            events = [event for event in record.sent(rank) if axis in (None, event.axis)]
+            for event in events:
                 if only and event.what not in only:
                     allowed = " and ".join(only)
                     return Complaint(f"only {allowed}", f"{event.what} was called", rank, (event.number,))
@@ -55,16 +55,16 @@ def sends(
                     wanted = ", ".join(f"rank {peer}" for peer in sorted(to(record.case, rank))) or "nobody"
                     return Complaint(f"messages to {wanted}", f"a message to rank {event.to}", rank, (event.number,))
             low, high = _limits(per_rank(record.case, rank))
-            n_bytes = sum(event.n_bytes for event in mine)
+            n_bytes = sum(event.n_bytes for event in events)
             if not low <= n_bytes <= high:
-                marked = tuple(event.number for event in mine)
+                marked = tuple(event.number for event in events)
                 return Complaint(_between(low, high, "bytes sent"), f"{n_bytes:,} bytes sent", rank, marked)
-            empty = [event.number for event in mine if event.kind == "message" and not event.n_bytes]
+            empty = [event.number for event in events if event.kind == "message" and not event.n_bytes]
             if len(empty) > MOST_EMPTY * record.case.n_ranks:
                 return Complaint("messages that carry numbers", f"{len(empty)} empty messages", rank, tuple(empty))
-            if messages is not None and len(mine) > messages(record.case, rank):
+            if messages is not None and len(events) > messages(record.case, rank):
                 wanted = f"at most {messages(record.case, rank)} messages or collectives"
-                return Complaint(wanted, f"{len(mine)}", rank, tuple(event.number for event in mine))
+                return Complaint(wanted, f"{len(events)}", rank, tuple(event.number for event in events))
         return None
 
     return Law("wire", words, broken)

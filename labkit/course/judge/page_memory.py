@@ -94,10 +94,10 @@ class Outside:
             self.base[rank] = now
         if moment == "resume":
             self.base[rank] += now - self.paused.pop(rank)
-        more = now - self.base[rank]
-        self.peak[rank] = max(more, self.peak.get(rank, 0))
+        growth = now - self.base[rank]
+        self.peak[rank] = max(growth, self.peak.get(rank, 0))
         if moment == "weigh":
-            self.weighed[rank] = max(more, self.weighed.get(rank, 0))
+            self.weighed[rank] = max(growth, self.weighed.get(rank, 0))
         if moment in ("weigh", "end"):
             self.paused[rank] = now
 

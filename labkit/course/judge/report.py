@@ -128,16 +128,16 @@ class Report:
     def _row(self, verdict: Verdict) -> str:
         _, sign, colour, _ = _sign(verdict.state)
         cell = 'style="text-align:left;vertical-align:top;padding:.15em .7em"'
-        more = ""
+        evidence = ""
         if verdict.broken:
             details = "".join(
                 f"<tr><td {cell}>{heading}</td><td {cell}>{escape(text)}</td></tr>"
                 for heading, text in self.lines(verdict)
             )
-            more = f"<table>{details}</table>{verdict.picture}"
+            evidence = f"<table>{details}</table>{verdict.picture}"
         return (
             f'<tr><td {cell}><b style="color:{colour}">{sign}</b></td><td {cell}><b>{verdict.name}</b></td>'
-            f"<td {cell}>{escape(verdict.law)}{more}</td></tr>"
+            f"<td {cell}>{escape(verdict.law)}{evidence}</td></tr>"
         )
 
 

@@ -136,8 +136,8 @@ class RunRecord:
 
     def sent(self, rank: int) -> list[Event]:
         """The messages and collectives of the attempt on this rank; those on an ASIDE group only if it called them."""
-        mine = (event for event in self.of(rank) if event.axis != ASIDE or event.line)
-        return [event for event in mine if event.kind in ("message", "collective")]
+        events = (event for event in self.of(rank) if event.axis != ASIDE or event.line)
+        return [event for event in events if event.kind in ("message", "collective")]
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes that this rank sent."""

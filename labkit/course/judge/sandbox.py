@@ -100,13 +100,13 @@ def close() -> None:
             flags.value |= _IMMUTABLE
 
 
-def namespace(given: Collection[str]) -> types.ModuleType:
-    """The module that an attempt becomes: a few builtins, imports from a list, and labkit's names in `given`."""
+def namespace(imports: Collection[str]) -> types.ModuleType:
+    """The module that an attempt becomes: a few builtins, imports from a list, and labkit's names in `imports`."""
 
     def fetch(name: str, space: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if name == "labkit" and names:
             labkit = sys.modules["labkit"]
-            had = {item: getattr(labkit, item) for item in names if item in given}
+            had = {item: getattr(labkit, item) for item in names if item in imports}
             return types.SimpleNamespace(**{"Group": Any, **had})  # the name is for annotations
         # the static check has settled what an attempt may import; here torch's C++ code imports in its name, too
         if name.split(".")[0] not in ("torch", "numpy", *MODULES) and name not in sys.modules:
@@ -119,8 +119,8 @@ def namespace(given: Collection[str]) -> types.ModuleType:
             raise Refused(f"type() of a {cls.__name__}: an attempt has no need to know what that is made of")
         return cls
 
-    def build(body: Any, name: str, *bases: Any, **more: Any) -> type:
-        if more or any(isinstance(base, type) and issubclass(base, (type, torch.Tensor, Group)) for base in bases):
+    def build(body: Any, name: str, *bases: Any, **keywords: Any) -> type:
+        if keywords or any(isinstance(base, type) and issubclass(base, (type, torch.Tensor, Group)) for base in bases):
             raise Refused(f"class {name}: an attempt makes no kinds of tensors, groups or classes of its own")
         return builtins.__build_class__(body, name, *bases)
 

@@ -110,10 +110,10 @@ class Weight:
             self.line.ask("weigh")
         self.looked = True
         self.now = {kind: int(self.probe.now[kind]) for kind in self.probe.now}
-        mine = (ATTEMPT, HELPERS, PRINTING)
+        files = (ATTEMPT, HELPERS, PRINTING)
         traces = tracemalloc.take_snapshot().traces  # its filter_traces takes as long as all the rest of a small run
         self.python_bytes = max(
-            self.python_bytes, sum(trace.size for trace in traces if trace.traceback[-1].filename in mine)
+            self.python_bytes, sum(trace.size for trace in traces if trace.traceback[-1].filename in files)
         )
         if self.line is not None:
             del traces
@@ -198,7 +198,7 @@ def run_attempt(
     weight = Weight(line)
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
-    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.given)
+    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.imports)
     sys.modules["attempt"] = space  # dataclasses look here for the names in annotations
     if not program.ours:
         sandbox.close()
@@ -229,8 +229,8 @@ def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, 
     for place, (now, then) in enumerate(zip(args, before, strict=True)):
         if place in allowed:
             continue
-        for mine, was in zip(tensors(now), tensors(then), strict=False):
-            if mine.shape != was.shape or not torch.equal(_bits(mine), _bits(was)):
+        for tensor, was in zip(tensors(now), tensors(then), strict=False):
+            if tensor.shape != was.shape or not torch.equal(_bits(tensor), _bits(was)):
                 return f"argument {place + 1}, {tuple(was.shape)} {dtype_name(was.dtype)}"
     return ""
 

@@ -95,8 +95,8 @@ class Refusal(NamedTuple):
         return f"line {self.line}: {self.words}"
 
 
-def refusals(source: str, given: Collection[str] = (), may: Collection[str] = (), beside: str = "") -> list[Refusal]:
-    """Everything in a program that an attempt may not use. `given`: labkit's names that it may import; `may`: names
+def refusals(source: str, imports: Collection[str] = (), may: Collection[str] = (), beside: str = "") -> list[Refusal]:
+    """Everything in a program that an attempt may not use. `imports`: labkit's names that it may import; `may`: names
     that are otherwise forbidden; `beside`: the other part of the attempt, whose attributes are its own, too. A program
     that does not parse gives one refusal."""
     try:
@@ -105,10 +105,10 @@ def refusals(source: str, given: Collection[str] = (), may: Collection[str] = ()
     except (SyntaxError, ValueError, RecursionError) as error:
         return [Refusal(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")]
     modules = _imported(tree)
-    own, attributes = frozenset(_bound(tree)) - modules, own_attributes - INNER
+    bound, attributes = frozenset(_bound(tree)) - modules, own_attributes - INNER
     refused = [Refusal(getattr(node, "lineno", 0), words) for node in ast.walk(tree)
-            for words in _said(node, frozenset(given), frozenset(may), modules, own, attributes)]  # fmt: skip
-    return [*refused, *_groups(tree)] if "Group" not in given else refused
+            for words in _said(node, frozenset(imports), frozenset(may), modules, bound, attributes)]  # fmt: skip
+    return [*refused, *_groups(tree)] if "Group" not in imports else refused
 
 
 def _imported(tree: ast.Module) -> frozenset[str]:
@@ -159,17 +159,18 @@ def _groups(tree: ast.Module) -> Iterator[Refusal]:
 
 
 def _said(
-    node: ast.AST, given: frozenset[str], may: frozenset[str], modules: frozenset[str], own: frozenset[str],
+    node: ast.AST, imports: frozenset[str], may: frozenset[str], modules: frozenset[str], bound: frozenset[str],
     attributes: frozenset[str],
 ) -> Iterator[str]:  # fmt: skip
     if isinstance(node, ast.Import):
-        yield from (_no_module(name.name, given) for name in node.names if name.name not in MODULES | (may & {"numpy"}))
+        permitted = MODULES | (may & {"numpy"})
+        yield from (_no_module(name.name, imports) for name in node.names if name.name not in permitted)
     elif isinstance(node, ast.ImportFrom):
-        yield from _imports_from(node, given, may)
+        yield from _imports_from(node, imports, may)
     elif isinstance(node, ast.Attribute):
         yield from _attribute(node, may, modules, attributes)
     elif isinstance(node, ast.Name):
-        yield from _name(node.id, own)
+        yield from _name(node.id, bound)
     elif isinstance(node, ast.Call):
         yield from _call(node)
     elif isinstance(node, ast.MatchClass) and not _plain(node):
@@ -200,23 +201,24 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
             yield from _part(statement.target.id, frozenset(), own=True)
 
 
-def _imports_from(node: ast.ImportFrom, given: frozenset[str], may: frozenset[str]) -> Iterator[str]:
+def _imports_from(node: ast.ImportFrom, imports: frozenset[str], may: frozenset[str]) -> Iterator[str]:
     module = node.module or ""
     if node.level or module not in MODULES | {"labkit"} | (may & {"numpy"}):
-        yield _no_module(module, given)
+        yield _no_module(module, imports)
         return
     for name in node.names:
-        if module == "labkit" and name.name not in {"Group", *given}:
-            yield _no_module(f"labkit.{name.name}", given)
+        if module == "labkit" and name.name not in {"Group", *imports}:
+            yield _no_module(f"labkit.{name.name}", imports)
         elif name.name == "*":
             yield f"from {module} import *: name what you use"
         elif module != "labkit":
             yield from _part(name.name, may)
 
 
-def _no_module(name: str, given: frozenset[str]) -> str:
+def _no_module(name: str, imports: frozenset[str]) -> str:
     if name.split(".")[0] == "labkit":
-        has = f"it may import {', '.join(sorted(given))} from labkit" if given else "it gets what it needs as arguments"
+        names = ", ".join(sorted(imports))
+        has = f"it may import {names} from labkit" if imports else "it gets what it needs as arguments"
         return f"{name} is not to be had in this exercise, which is about writing it: {has}"
     return f"an attempt cannot import {name}: torch and arithmetic are enough for this exercise"
 
@@ -294,10 +296,10 @@ def _why(name: str) -> str:
     return ""
 
 
-def _name(name: str, own: frozenset[str]) -> Iterator[str]:
+def _name(name: str, bound: frozenset[str]) -> Iterator[str]:
     if name.startswith("__") and name not in METHODS and name != "__slots__":
         yield f"{name} cannot be used in an attempt"
-    elif name in BANNED and name not in own:
+    elif name in BANNED and name not in bound:
         yield f"{name}() cannot be used in an attempt"
 
 

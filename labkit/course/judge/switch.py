@@ -342,8 +342,8 @@ def _said_by_sizes(sizes: Sequence[int]) -> int:
 
 def _told(request: Parcel) -> str:
     verb, op, source, dtype, shape = request.signature
-    more = f" from rank {source}" if verb == "broadcast" else f" {op}" if op != "sum" else ""
-    return f"rank {request.rank} called {verb}{more} on {dtype} {tuple(shape)}"
+    detail = f" from rank {source}" if verb == "broadcast" else f" {op}" if op != "sum" else ""
+    return f"rank {request.rank} called {verb}{detail} on {dtype} {tuple(shape)}"
 
 
 def _tensor(request: Parcel) -> Tensor:

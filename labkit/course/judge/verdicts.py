@@ -62,9 +62,9 @@ class Verdict(NamedTuple):
 
 def laws_of(problem: Problem, verdict: str) -> tuple[Law, ...]:
     """The laws that the exercise sets for a verdict, or those that hold for every exercise."""
-    own = tuple(law for law in problem.laws if law.verdict == verdict)
+    laws = tuple(law for law in problem.laws if law.verdict == verdict)
     usual = {"wire": (silent(),), "memory": (modest(),)}
-    return own or usual.get(verdict, ())
+    return laws or usual.get(verdict, ())
 
 
 def words_of(problem: Problem, verdict: str) -> str:

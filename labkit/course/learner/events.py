@@ -64,9 +64,9 @@ class _Export(BaseModel):
     events: tuple[Told, ...]
 
 
-def event_of(said: str) -> Event:
+def event_of(text: str) -> Event:
     """The event in a text that `model_dump_json` wrote. ValueError if it is none."""
-    event: Event = TypeAdapter(Told).validate_json(said)
+    event: Event = TypeAdapter(Told).validate_json(text)
     return event
 
 

@@ -19,8 +19,8 @@ def taken(model: type[Document], plain: Mapping[str, Any], version: int) -> Docu
     try:
         return model.model_validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:
-        first, *more = error.errors()
+        first, *others = error.errors()
         where = ".".join(str(part) for part in first["loc"]) or "the export"
-        raise ValueError(f"{where}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")) from None
+        raise ValueError(f"{where}: {first['msg']}" + (f" (and {len(others)} more)" if others else "")) from None
     except (TypeError, RecursionError) as error:
         raise ValueError(f"the export is no plain data: {error}") from None

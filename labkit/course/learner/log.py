@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from labkit.course.learner.store import Store
 
 
-class Entry(Protocol):
+class LogItem(Protocol):
     """Something that a learner did; its `uid` is unique on all machines."""
 
     @property
@@ -26,17 +26,17 @@ class Entry(Protocol):
         """The entry as a text that `read` understands."""
 
 
-Item = TypeVar("Item", bound=Entry)
+Item = TypeVar("Item", bound=LogItem)
 
 
 class Log(Generic[Item]):
-    """The rows (id, uid, said) of a table. `late` are items not written yet; `told` says why, "" if there are none."""
+    """The rows (id, uid, said) of a table. `late` are items not written yet; `note` says why, "" if there are none."""
 
     def __init__(self, store: Store, table: str, word: str, read: Callable[[str], Item]) -> None:
         """`word` is what a learner calls an item; `read` makes an item from its text, or raises ValueError."""
         self.store, self.table, self.word, self.read = store, table, word, read
         self.late: list[Item] = []
-        self.told = ""
+        self.note = ""
 
     def items(self) -> list[Item]:
         """All items; those that another version wrote in its own way are skipped. OSError if they cannot be read."""
@@ -55,7 +55,7 @@ class Log(Generic[Item]):
             self.add(())
         except (OSError, ValueError) as error:  # ValueError: a later labkit has changed the file since it was opened
             count = f"{len(self.late)} {self.word}{'' if len(self.late) == 1 else 's'}"
-            self.told = f"{error}: {count} kept until that is mended"
+            self.note = f"{error}: {count} kept until that is mended"
 
     def add(self, items: Iterable[Item]) -> int:
         """Write the late items and these. Returns how many of these were new. OSError if it cannot be written now."""
@@ -64,5 +64,5 @@ class Log(Generic[Item]):
             for item in self.late:
                 database.execute(insert, (item.uid, item.model_dump_json()))
             new = sum(database.execute(insert, (item.uid, item.model_dump_json())).rowcount for item in items)
-        self.late, self.told = [], ""
+        self.late, self.note = [], ""
         return new

@@ -4,7 +4,7 @@
     progress.add(report, source)                   an attempt; a stub that is not written yet is none
     progress.hint("03.2", 1); progress.hints("03.2")                          1
     progress.solution("03.2")                      ValueError before the first attempt
-    progress.rows(problems())                      a Row for each exercise, in order
+    progress.rows(problems())                      a Standing for each exercise, in order
     other.load(progress.export())                  on another machine: nothing is lost, and nothing comes twice
 
 The order is that of the file, not of the clock, which may jump back; what is loaded comes after what was there. A file
@@ -58,7 +58,7 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class Standing:
     """A learner's standing in one exercise.
 
     tries                     the number of attempts
@@ -104,7 +104,7 @@ class Progress:
     @property
     def note(self) -> str:
         """Problems with the file; "" if there are none."""
-        return "; ".join(filter(None, (self.store.note, self.log.told)))
+        return "; ".join(filter(None, (self.store.note, self.log.note)))
 
     def add(self, report: Report, source: str) -> Attempt | None:
         """Store an attempt and return it; a stub that is not written yet is not stored and gives None."""
@@ -154,7 +154,7 @@ class Progress:
         wanted = full_key(key) if key else ""
         return [item for item in self.log.items() if wanted in ("", item.key)]
 
-    def rows(self, problems: Iterable[Problem]) -> tuple[Row, ...]:
+    def rows(self, problems: Iterable[Problem]) -> tuple[Standing, ...]:
         """A row for each of these exercises, in their order."""
         by_key: dict[str, list[Event]] = {}
         for event in self.events():
@@ -206,14 +206,14 @@ def not_written(report: Report) -> bool:
     return broken is not None and broken.name == "rules" and broken.seen.endswith("is not written yet")
 
 
-def _row(problem: Problem, events: Sequence[Event]) -> Row:
+def _row(problem: Problem, events: Sequence[Event]) -> Standing:
     tries = [event for event in events if isinstance(event, Attempt)]
     first = next(
         (place for place, event in enumerate(events) if isinstance(event, Attempt) and event.passed), len(events)
     )
     levels = [event.level for event in events if isinstance(event, Hint)]
     failed = next((attempt for attempt in reversed(tries) if not attempt.passed), None)
-    return Row(
+    return Standing(
         problem.key, problem.title, problem.lab, problem.minutes, problem.difficulty, problem.importance,
         tries=len(tries), passed=first < len(events), starred=any(attempt.starred for attempt in tries),
         hints=len(set(levels)), openings=len(levels),

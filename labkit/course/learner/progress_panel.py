@@ -7,7 +7,7 @@ from html import escape
 
 import ipywidgets as widgets
 
-from labkit.course.learner.progress_picture import Row, progress, table
+from labkit.course.learner.progress_picture import Standing, progress, table
 from labkit.course.widgets.explorer import Explorer
 from labkit.view.svg import Picture
 
@@ -20,21 +20,21 @@ class ProgressPanel(Explorer):
     A menu chooses a lab. `.rows` are the shown rows, `.table` is their table. If the rows cannot be read, the reason is
     shown, and the last picture stays. Tab goes from menu to button, arrow keys choose, Enter presses."""
 
-    def __init__(self, rows: Callable[[], Sequence[Row]], lab: str = "") -> None:
+    def __init__(self, rows: Callable[[], Sequence[Standing]], lab: str = "") -> None:
         """`lab` is the one to begin with, "03". ValueError if it has no exercise."""
-        self.ask, self.rows = rows, tuple[Row, ...]()
-        self._every, self._fault = tuple[Row, ...](), ""
+        self.ask, self.rows = rows, tuple[Standing, ...]()
+        self._every, self._fault = tuple[Standing, ...](), ""
         self.table = widgets.HTML()
         self.lab = widgets.Dropdown(options=(ALL,), description="lab", tooltip="whose exercises")
-        self.again = widgets.Button(description="refresh", tooltip="read again what was done")
-        self.again.on_click(lambda _: self.refresh())
+        self.refresh_button = widgets.Button(description="refresh", tooltip="read again what was done")
+        self.refresh_button.on_click(lambda _: self.refresh())
         self._read()
         if lab and lab not in self.lab.options:
             raise ValueError(f"lab {lab!r} has no exercise; there are {', '.join(self.lab.options[1:]) or 'none'}")
         self.lab.value = lab or ALL
-        above = widgets.HBox([self.lab, self.again])
+        above = widgets.HBox([self.lab, self.refresh_button])
         super().__init__([above], [self.lab])
-        self.children = (above, self.said, self.shown, self.table)
+        self.children = (above, self.message, self.shown, self.table)
 
     def refresh(self) -> None:
         """Read the rows again, and draw."""

@@ -25,8 +25,8 @@ PER_LINE = 7
 EASY = ("", "very easy", "easy", "medium", "hard", "very hard")
 
 
-class Row(Protocol):
-    """A learner's standing in one exercise; `labkit.course.learner.progress.Row` is one."""
+class Standing(Protocol):
+    """A learner's standing in one exercise; `labkit.course.learner.progress.Standing` is one."""
 
     @property
     def key(self) -> str:
@@ -81,21 +81,21 @@ class Row(Protocol):
         """The cause that the judge named for the last attempt that failed."""
 
 
-def standing(row: Row) -> str:
+def standing(row: Standing) -> str:
     """The state of an exercise: `done`, `starred`, `tried` or `not yet`."""
     if row.starred:
         return STARRED
     return DONE if row.passed else TRIED if row.tries else NOT_YET
 
 
-def next_up(rows: Iterable[Row], count: int = 5) -> list[Row]:
+def next_up(rows: Iterable[Standing], count: int = 5) -> list[Standing]:
     """Up to `count` exercises to do next: those tried but not passed first, then the most important, of equally
     important ones the easiest, and equally easy ones in the order of the labs."""
     left = [row for row in rows if not row.passed]
     return sorted(left, key=lambda row: (not row.tries, -row.importance, row.difficulty))[:count]
 
 
-def totals(rows: Sequence[Row]) -> str:
+def totals(rows: Sequence[Standing]) -> str:
     """The totals in a line: `2 of 5 exercises done, 1 starred, 1 tried; 3 hints; about 45 min to go`."""
     done, tried = sum(row.passed for row in rows), sum(standing(row) == TRIED for row in rows)
     hints, starred = sum(row.hints for row in rows), sum(row.starred for row in rows)
@@ -104,17 +104,17 @@ def totals(rows: Sequence[Row]) -> str:
     return words + (f"; about {_time(left)} to go" if left else "; nothing is left" if rows else "")
 
 
-def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
+def progress(rows: Sequence[Standing], title: str = "", n_next: int = 5) -> Picture:
     """The totals, all labs of these exercises, and below them up to `n_next` exercises to do next."""
     words = totals(rows)
     body, y = [headline(f"{title}: {words}" if title else words)], 36.0
     for lab in dict.fromkeys(row.lab for row in rows):
-        mine = [row for row in rows if row.lab == lab]
+        lab_rows = [row for row in rows if row.lab == lab]
         body += [text(4, y + 17, f"lab {lab}", bold=True)]
-        body += [text(4, y + 34, f"{sum(row.passed for row in mine)} of {len(mine)}", size=12)]
-        for place, row in enumerate(mine):
+        body += [text(4, y + 34, f"{sum(row.passed for row in lab_rows)} of {len(lab_rows)}", size=12)]
+        for place, row in enumerate(lab_rows):
             body.append(_box(row, LEFT + place % PER_LINE * PITCH, y + place // PER_LINE * (TALL + 5)))
-        y += -(-len(mine) // PER_LINE) * (TALL + 5) + 5
+        y += -(-len(lab_rows) // PER_LINE) * (TALL + 5) + 5
     if not rows:
         body.append(text(4, y + 12, "There is no exercise here.", size=12))
         y += 26
@@ -135,7 +135,7 @@ def progress(rows: Sequence[Row], title: str = "", n_next: int = 5) -> Picture:
     return Picture("".join(body), y, f"{title + ': ' if title else ''}{words}. {row_words}.{after}".replace(". .", "."))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Standing]) -> str:
     """The same as an HTML table, which screen readers can read, too."""
     cell = "style='text-align:left;vertical-align:top;padding:.1em .7em'"
     names = ("exercise", "", "state", "tries", "hints", "star", "solution seen", "passed", "minutes", "last cause")
@@ -152,7 +152,7 @@ def table(rows: Sequence[Row]) -> str:
     return f"<table style='border-collapse:collapse'>{caption}<tr>{head}</tr>{''.join(lines)}</table>"
 
 
-def _box(row: Row, x: float, y: float) -> str:
+def _box(row: Standing, x: float, y: float) -> str:
     state = standing(row)
     ink = INK if state != NOT_YET else "currentColor"
     tries = str(row.tries) if row.tries < 100 else "99+"
@@ -171,7 +171,7 @@ def _edge(state: str, x: float, y: float, w: float, h: float) -> str:
     return f"{ground} stroke-dasharray='4 3'/>"
 
 
-def _marks(row: Row, x: float, y: float, ink: str) -> str:
+def _marks(row: Standing, x: float, y: float, ink: str) -> str:
     """At the upper right the sign of the state and a diamond for the solution, below it triangles for hints."""
     out = _sign(standing(row), x + WIDE - 15, y + 13, ink)
     left = x + WIDE - 10
@@ -211,7 +211,7 @@ def _legend(y: float) -> str:
     return out + _diamond(x, y + 8.5, "currentColor") + text(x + 9, y + 13, "solution seen", size=12)
 
 
-def _words(row: Row) -> str:
+def _words(row: Standing) -> str:
     """A row in words: `03.2 A ring: tried, 3 attempts, 2 hints, last: nothing is added`."""
     parts = [
         standing(row),
@@ -222,7 +222,7 @@ def _words(row: Row) -> str:
     return f"{row.key} {row.title}: {', '.join(part for part in parts if part)}"
 
 
-def _why(row: Row) -> str:
+def _why(row: Standing) -> str:
     """An exercise to do next, with the reasons: `03.2 A ring (tried 3 times; importance 5 of 5, medium, 20 min)`."""
     tried = f"tried {'once' if row.tries == 1 else f'{row.tries} times'}; " if row.tries else ""
     easy = EASY[min(5, max(0, row.difficulty))]

@@ -58,7 +58,7 @@ def bring(root: Path, home: Path) -> list[str]:
     return sentences
 
 
-def _free(mine: Path) -> Path:
+def _free(copy: Path) -> Path:
     """A free name beside a copy: 03_collectives.new.ipynb, then 03_collectives.new2.ipynb."""
-    names = (f"{mine.stem}.new{number if number > 1 else ''}{mine.suffix}" for number in itertools.count(1))
-    return next(path for path in map(mine.with_name, names) if not path.exists())
+    names = (f"{copy.stem}.new{number if number > 1 else ''}{copy.suffix}" for number in itertools.count(1))
+    return next(path for path in map(copy.with_name, names) if not path.exists())

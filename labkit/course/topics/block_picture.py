@@ -53,12 +53,12 @@ def beside_an_outlier(outlier: float, block: int, seed: int = 0) -> chart.Chart:
     """Four rows, one a way of quantizing; the height of a dot is the error of a number relative to its size."""
     seen = errors(numbers(outlier, seed), block)
     others = {name: torch.cat([error[:PLACE], error[PLACE + 1 :]]) for name, error in seen.items()}
-    said = {name: f"median {float(e.median()):.1%}, {int((e == 1).sum())} became zero" for name, e in others.items()}
+    notes = {name: f"median {float(e.median()):.1%}, {int((e == 1).sum())} became zero" for name, e in others.items()}
     title = f"{N} numbers, one of them {outlier:g}"
-    figure = chart.Chart(70 + 104 * len(seen), title, f"{title}: " + "; ".join(f"{k}: {v}" for k, v in said.items()))
+    figure = chart.Chart(70 + 104 * len(seen), title, f"{title}: " + "; ".join(f"{k}: {v}" for k, v in notes.items()))
     for row, (name, error) in enumerate(seen.items()):
         top = 62 + 104 * row
-        figure.words(58, top - 8, f"{name}: {said[name]}", fontsize=12)
+        figure.words(58, top - 8, f"{name}: {notes[name]}", fontsize=12)
         axes = figure.panel(58, top, 780, top + 56, yscale="log", ylim=(LEAST / 1.4, 1.6), xlim=(-1, N))
         axes.plot(error.clamp(min=LEAST), linestyle="", marker=".", markersize=5, color=chart.LINES[0])
         axes.axvline(PLACE, color=chart.LINES[1], linewidth=1)

@@ -28,8 +28,7 @@ class BottleneckExplorer(Explorer):
     recorded_over = ("ranks",)
 
     def __init__(self, steps: Mapping[int, Recording | Breakdown], data: str = "data") -> None:
-        given = steps.items()
-        self.splits = {n: step if isinstance(step, Breakdown) else split_of(step, data) for n, step in given}
+        self.splits = {n: step if isinstance(step, Breakdown) else split_of(step, data) for n, step in steps.items()}
         if len(self.splits) < 2:
             raise ValueError(f"a curve needs recorded steps of two sizes or more, got {sorted(self.splits)}")
         points = scaled({n: split.total for n, split in self.splits.items()})

@@ -37,9 +37,9 @@ def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_
     ValueError for a recording of no time."""
     times = []
     for row in recording.rows:
-        mine = recording.parts[row.rank]
-        reads = common(union((span.t0, span.t1) for span in row.spans if span.name == data), mine.compute)
-        times.append(RankTime(without(mine.compute, reads), mine.exposed, mine.bubble, reads))
+        parts = recording.parts[row.rank]
+        reads = common(union((span.t0, span.t1) for span in row.spans if span.name == data), parts.compute)
+        times.append(RankTime(without(parts.compute, reads), parts.exposed, parts.bubble, reads))
     return split(times, flops, peak_flops)
 
 
@@ -95,9 +95,9 @@ def explored(
                 for steps in (splits, after))  # fmt: skip
     changed = any(times != 1 for times in faster.values())
     rest = fit_serial(now) if changed else serial
-    here = max((n for n in splits if n <= n_ranks), default=min(splits))
-    before, left = splits[here], after[here]
-    title = title or f"{here} rank{'s' * (here != 1)}: {seconds_text(before.total)} a step"
+    size = max((n for n in splits if n <= n_ranks), default=min(splits))
+    before, left = splits[size], after[size]
+    title = title or f"{size} rank{'s' * (size != 1)}: {seconds_text(before.total)} a step"
     title += f", most lost to {culprit(before)}" if any(before[part] for part in before if part not in WORK) else ""
     if changed:
         title += f"; then {seconds_text(left.total)}, {before.total / left.total:.3g} times as fast"

@@ -66,16 +66,17 @@ class BucketExplorer(Explorer):
         """Measure the chosen size on the ranks, and draw it as a dot. An error is shown."""
         if self.measure is None:
             return
-        self.said.value, self.button.disabled = "<i>running on the ranks (the kernel's stop button ends it)</i>", True
+        self.message.value = "<i>running on the ranks (the kernel's stop button ends it)</i>"
+        self.button.disabled = True
         try:
             self.measured[self.bucket_bytes] = self.measure(self.bucket_bytes)
             self.speed.value = 1.0
             self.draw()
-            self.said.value = f"measured with buckets of {bytes_text(self.bucket_bytes)}"
+            self.message.value = f"measured with buckets of {bytes_text(self.bucket_bytes)}"
         except KeyboardInterrupt:
-            self.said.value = "stopped: nothing was measured"
+            self.message.value = "stopped: nothing was measured"
             raise
         except Exception as error:
-            self.said.value = escape(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self.message.value = escape(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         finally:
             self.button.disabled = False

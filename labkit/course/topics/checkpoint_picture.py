@@ -87,13 +87,13 @@ def segments(
 
 def _strip(figure: chart.Chart, stack: Stack, count: int) -> None:
     """Draw one step as work of three forwards, and behind it the share that is computed again."""
-    again = (stack.forwards(count) - stack.n_layer) / stack.n_layer
+    share = (stack.forwards(count) - stack.n_layer) / stack.n_layer
     words = f"flops of a step, at most {stack.most_flops(count):.3g} of the plain one's; "
     words += f"{stack.forwards(count):,} layer forwards instead of {stack.n_layer:,}"
     axes = figure.panel(LEFT, STRIP, RIGHT, STRIP + TALL, xlim=(0, 4), ylim=(0, 1))
     axes.set_axis_off()
     chart.box(axes, 0, 0, 1, 1, PALETTE[0], "forward", "forward", 13)
     chart.box(axes, 1, 0, 2, 1, PALETTE[7], "backward, two forwards", "backward, two forwards", 13)
-    if again:
-        chart.box(axes, 3, 0, again, 1, PALETTE[1], f"again: {again:.0%}", f"computed again: {again:.0%}", 13)
+    if share:
+        chart.box(axes, 3, 0, share, 1, PALETTE[1], f"again: {share:.0%}", f"computed again: {share:.0%}", 13)
     figure.words(LEFT, STRIP + TALL + 18, words, fontsize=12)

@@ -142,8 +142,8 @@ def winners(
             one = replace(layer, seq=seq)
             best = fastest(one, flops_per_s, link)
             waits = {kind: waiting(kind, one, flops_per_s, link) for kind in CONTEXTS}
-            said = ", ".join(f"{kind} {seconds_text(wait)}" for kind, wait in waits.items() if wait is not None)
-            hover = f"{tokens_text(seq)} tokens on {link.name}: {best} waits least ({said})"
+            details = ", ".join(f"{kind} {seconds_text(wait)}" for kind, wait in waits.items() if wait is not None)
+            hover = f"{tokens_text(seq)} tokens on {link.name}: {best} waits least ({details})"
             word, edge = (best[0] if letters else best), (2.5 if letters and seq == layer.seq else 0.5)
             chart.box(axes, column, row, 1, 1, COLOURS[best], word, hover, edge=edge)
     middles = [column + 0.5 for column in range(len(lengths))]
@@ -169,8 +169,8 @@ def crossovers(
     figure = chart.Chart(56 + (tall + 66) * len(layers), title, _words(layers, flops_per_s, lengths, links, title))
     for place, layer in enumerate(layers):
         top = 62 + (tall + 66) * place
-        said = f"{layer.heads} query heads, {layer.key_heads} key heads, {plural(layer.n, 'rank')}"
-        figure.words(4, top - 10, said, weight="bold", fontsize=12)
+        heads = f"{layer.heads} query heads, {layer.key_heads} key heads, {plural(layer.n, 'rank')}"
+        figure.words(4, top - 10, heads, weight="bold", fontsize=12)
         axes = figure.panel(110, top, 796, top + tall, xlim=(0, len(lengths)), ylim=(len(links), 0))
         winners(axes, layer, lengths, [link_of(name) for name in links], flops_per_s)
     return figure
@@ -179,10 +179,10 @@ def crossovers(
 def _words(
     layers: Sequence[CutAttention], flops_per_s: float, lengths: Sequence[int], links: Sequence[str], title: str
 ) -> str:
-    found = []
+    rows = []
     for layer in layers:
         for name in links:
             best = [fastest(replace(layer, seq=seq), flops_per_s, link_of(name)) for seq in lengths]
             pairs = ", ".join(f"{tokens_text(seq)} {kind}" for seq, kind in zip(lengths, best, strict=True))
-            found.append(f"{layer.key_heads} key heads, {layer.n} ranks, {name}: {pairs}")
-    return f"{title}: " + "; ".join(found)
+            rows.append(f"{layer.key_heads} key heads, {layer.n} ranks, {name}: {pairs}")
+    return f"{title}: " + "; ".join(rows)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from labkit.comm import by_messages
 from labkit.comm.group import Group
-from labkit.course.topics.dispatch_picture import STEPS, Film, Row, dispatch
+from labkit.course.topics.dispatch_picture import STEPS, Film, TokenRow, dispatch
 from labkit.course.topics.unfair_router import tokens, unfair_layer
 from labkit.course.widgets.film_player import FilmPlayer
 from labkit.parallel.expert import deal
@@ -63,7 +63,7 @@ def record(
 
     before: list[tuple[Tensor, Sequence[int]]] = []
     deal(nn.Sequential(layer), group.using(all_to_all=heard))
-    layer.experts.register_forward_pre_hook(lambda _, given: before.append(given))
+    layer.experts.register_forward_pre_hook(lambda _, inputs: before.append(inputs))
     start = group.ledger.sent_bytes()
     layer(x)
     ((ordered, counts),) = before
@@ -78,34 +78,37 @@ def record(
 def developed(recordings: Sequence[Recording]) -> Film:
     """The film of all ranks' recordings, in the order of the ranks. ValueError for a row that nobody sent, and for
     rows that came home as others."""
-    names = {_key(x): (rank, token) for rank, each in enumerate(recordings) for token, x in enumerate(each.tokens)}
-    mine = len(recordings[0].counts)
-    frames: list[list[tuple[Row, ...]]] = [[] for _ in STEPS]
-    for rank, each in enumerate(recordings):
+    names = {
+        _key(x): (rank, token) for rank, recording in enumerate(recordings) for token, x in enumerate(recording.tokens)
+    }
+    per_rank = len(recordings[0].counts)
+    frames: list[list[tuple[TokenRow, ...]]] = [[] for _ in STEPS]
+    for rank, recording in enumerate(recordings):
         rows = [
-            Row(rank, token, int(expert), bool(keep))
-            for token, (experts, keeps) in enumerate(zip(each.chosen, each.kept, strict=True))
+            TokenRow(rank, token, int(expert), bool(keep))
+            for token, (experts, keeps) in enumerate(zip(recording.chosen, recording.kept, strict=True))
             for expert, keep in zip(experts, keeps, strict=True)
         ]
         sorted_rows = sorted((row for row in rows if row.kept), key=lambda row: row.expert)
-        runs = [rank * mine + index for index, count in enumerate(each.counts) for _ in range(count)]
-        there = [Row(*_named(names, x), expert) for x, expert in zip(each.ordered, runs, strict=True)]
+        runs = [rank * per_rank + index for index, count in enumerate(recording.counts) for _ in range(count)]
+        there = [TokenRow(*_named(names, x), expert) for x, expert in zip(recording.ordered, runs, strict=True)]
         expert_of = {(row.home, row.token, row.expert) for row in there}
         came, waiting = [], sorted(expert_of)
-        for x in each.arrived:  # by rank, and in each by expert: a token that comes twice comes for the lower one first
+        # by rank, and in each by expert: a token that comes twice comes for the lower one first
+        for x in recording.arrived:
             who = _named(names, x)
             expert = next((e for home, token, e in waiting if (home, token) == who), None)
             if expert is None:
                 raise ValueError(f"rank {rank} got a row of {who} that no expert here has asked for")
             waiting.remove((*who, expert))
-            came.append(Row(*who, expert))
-        for leaving, x in ((each.left, "left"), (each.home, "came home")):
+            came.append(TokenRow(*who, expert))
+        for leaving, x in ((recording.left, "left"), (recording.home, "came home")):
             if [_named(names, row) for row in leaving] != [(row.home, row.token) for row in sorted_rows]:
                 raise ValueError(f"the rows that {x} on rank {rank} are not those that its router chose, by expert")
         for frame, held in zip(frames, (rows, sorted_rows, came, there, sorted_rows), strict=True):
             frame.append(tuple(held))
     return Film(
-        mine, tuple(map(tuple, frames)), tuple(r.send for r in recordings), tuple(r.n_bytes for r in recordings)
+        per_rank, tuple(map(tuple, frames)), tuple(r.send for r in recordings), tuple(r.n_bytes for r in recordings)
     )
 
 
@@ -131,6 +134,6 @@ def _key(x: Tensor) -> tuple[float, ...]:
 
 def _named(names: dict[tuple[float, ...], tuple[int, int]], x: Tensor) -> tuple[int, int]:
     """(home rank, token) of a row. ValueError if it is no token of any rank."""
-    if (found := names.get(_key(x))) is None:
+    if (place := names.get(_key(x))) is None:
         raise ValueError(f"a row that begins with {x[0]:.4g} is no token of any of these ranks")
-    return found
+    return place

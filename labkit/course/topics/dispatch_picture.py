@@ -25,7 +25,7 @@ MOST_RANKS = 16
 """The most ranks of a dispatch that is drawn: more lanes fit on no screen."""
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """A copy of a token on its way: the rank and the number of the token, its expert, and whether it found room."""
 
     home: int
@@ -37,11 +37,11 @@ class Row(NamedTuple):
 class Film(NamedTuple):
     """`frames[step][rank]` are the rows that a rank has, in their order; `sent[rank][to]` rows of the dispatch.
 
-    mine      experts of each rank
+    per_rank  experts that are dealt out to each rank
     n_bytes   that each rank sent in the whole forward pass, counts included"""
 
-    mine: int
-    frames: tuple[tuple[tuple[Row, ...], ...], ...]
+    per_rank: int
+    frames: tuple[tuple[tuple[TokenRow, ...], ...], ...]
     sent: tuple[tuple[int, ...], ...]
     n_bytes: tuple[int, ...]
 
@@ -57,12 +57,12 @@ def dispatch(film: Film, step: int) -> Picture:
     if not 0 <= step < len(film.frames):
         raise ValueError(f"this film has steps 0 to {len(film.frames) - 1}, got {step}")
     frame = film.frames[step]
-    most = max(1, *(len(rows) for each in film.frames for rows in each))
+    most = max(1, *(len(rows) for ranks in film.frames for rows in ranks))
     room = WIDTH - LEFT - 4 - 4.0 * most
     cell = min(WIDEST, room / most)
     head = f"{step}. {STEPS[step]}"
     body = [headline(head), text(4, 44, _caption(film, step), size=12)]
-    said = []
+    sentences = []
     for rank, rows in enumerate(frame):
         y = TOP + rank * LANE
         body.append(text(4, y + 18, f"rank {rank}", bold=True))
@@ -74,7 +74,7 @@ def dispatch(film: Film, step: int) -> Picture:
             expert, start = place[0], x
             for row in run:
                 words = f"t{row.token}"
-                hover = f"token {row.token} of rank {row.home}, for expert {expert} on rank {expert // film.mine}"
+                hover = f"token {row.token} of rank {row.home}, for expert {expert} on rank {expert // film.per_rank}"
                 hover += "" if row.kept else ": dropped, its expert is full"
                 fill = RANKS[row.home % len(RANKS)] if row.kept else "none"
                 shown = words if 0.58 * 11 * len(words) + 7 <= cell else ""
@@ -84,10 +84,10 @@ def dispatch(film: Film, step: int) -> Picture:
             if width_of(name, 11) <= x - start:
                 body.append(text((start + x) / 2, y + 41, name, "middle", 11))
             x += 4
-        said.append(
+        sentences.append(
             f"rank {rank}: " + (", ".join(f"t{r.token} of {r.home} for e{r.expert}" for r in rows) or "no rows")
         )
-    return Picture("".join(body), TOP + len(frame) * LANE, "; ".join([head, _caption(film, step), *said]))
+    return Picture("".join(body), TOP + len(frame) * LANE, "; ".join([head, _caption(film, step), *sentences]))
 
 
 def _caption(film: Film, step: int) -> str:

@@ -45,27 +45,27 @@ def diagnosed(recording: Recording) -> str:
         return "fine"
     if shares.exposed > shares.bubble:
         return "exposed"
-    own = [seconds(recording.parts[rank].compute) for rank in recording.ranks]
-    return "late" if max(own) > LONGER * median(sorted(own)[:-1]) else "turns"
+    computing = [seconds(recording.parts[rank].compute) for rank in recording.ranks]
+    return "late" if max(computing) > LONGER * median(sorted(computing)[:-1]) else "turns"
 
 
 def explained(recording: Recording) -> str:
     """The measurements that support the diagnosis, in a sentence or two."""
     kind, shares = diagnosed(recording), recording.shares()
     facts = f"compute {shares.compute:.0%}, waiting for the wire {shares.exposed:.0%}, for a rank {shares.bubble:.0%}"
-    own = {rank: seconds(recording.parts[rank].compute) for rank in recording.ranks}
+    computing = {rank: seconds(recording.parts[rank].compute) for rank in recording.ranks}
     if kind == "fine":
         return f"{facts}. {overlap_share(recording):.0%} of the time on the wire, a rank computes meanwhile."
     if kind == "exposed":
         return f"{facts}. When the waiting begins every rank has come: only bytes are missing."
     if kind == "late":
-        late = max(own, key=lambda rank: own[rank])
-        rest = median(value for rank, value in own.items() if rank != late)
+        late = max(computing, key=lambda rank: computing[rank])
+        rest = median(value for rank, value in computing.items() if rank != late)
         return (
-            f"{facts}. Rank {late} computes for {seconds_text(own[late])}, the others for {seconds_text(rest)}; "
+            f"{facts}. Rank {late} computes for {seconds_text(computing[late])}, the others for {seconds_text(rest)}; "
             f"it waits {recording.shares(late).bubble:.0%} of the time for somebody, they more."
         )
-    ends = f"{seconds_text(min(own.values()))} to {seconds_text(max(own.values()))}"
+    ends = f"{seconds_text(min(computing.values()))} to {seconds_text(max(computing.values()))}"
     return f"{facts}. All compute about equally long ({ends}), at different times: nobody is late, they take turns."
 
 
@@ -74,14 +74,14 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
     """Each rank's time as a profiler shows it, computing or in a verb, without the cause of any waiting.
 
     ValueError for a recording of no time."""
-    whole = recording.seconds
-    if whole <= 0:
-        raise ValueError(f"a recording of {whole} seconds shows nothing")
+    total = recording.seconds
+    if total <= 0:
+        raise ValueError(f"a recording of {total} seconds shows nothing")
     first, n = min(row.begin for row in recording.rows), len(recording.rows)
     bottom = TOP + (2 * LANE + 6) * n
-    label = f"{title} {plural(n, 'rank')}, {seconds_text(whole)}, computing or in a verb"
+    label = f"{title} {plural(n, 'rank')}, {seconds_text(total)}, computing or in a verb"
     figure = chart.Chart(bottom + 26, title, label)
-    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, whole), ylim=(bottom, TOP))
+    axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, total), ylim=(bottom, TOP))
     y, names = TOP, dict[float, str]()
     for row in recording.rows:
         parts = recording.parts[row.rank]
@@ -97,11 +97,11 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
             for t0, t1 in ((max(t0, row.begin), min(t1, row.end)) for t0, t1 in spans):
                 if t1 > t0:
                     hover = f"rank {row.rank} {name}: {seconds_text(t1 - t0)}"
-                    wide = max(t1 - t0, whole * 0.5 / (RIGHT - LEFT))
+                    wide = max(t1 - t0, total * 0.5 / (RIGHT - LEFT))
                     chart.box(axes, t0 - first, y + 3, wide, LANE - 5, colour, "", hover, edge=0.5)
             y += LANE
         y += 6
-    axes.hlines(list(names), 0, whole, "black", linewidth=0.3, zorder=0.9)
+    axes.hlines(list(names), 0, total, "black", linewidth=0.3, zorder=0.9)
     axes.set_yticks([at - 5 for at in names], names.values(), va="baseline")
     chart.lanes(axes)
     return figure

@@ -66,7 +66,7 @@ class GatherExplorer(Explorer):
             if t > self.film.seconds:
                 raise ValueError(f"{seconds_text(t)} is after the end of this run at {seconds_text(self.film.seconds)}")
         except ValueError as error:
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
+            self.message.value = escape(f"{error}: the picture is the last one that made sense")
             return
         self.slider.value = bisect.bisect_right(self.film.moments, t) - 1
         self.draw()

@@ -106,4 +106,4 @@ class InterconnectExplorer(Explorer):
     def _ended(self, why: str) -> None:
         self.draw()
         if why:
-            self.said.value = escape(why)
+            self.message.value = escape(why)

@@ -84,31 +84,31 @@ def lora(
 
     The kinds are those of `full`. `law` is None for a picture of full fine-tuning only. In the losses, the run with
     `targets` and `rank` is highlighted."""
-    given = [
+    sides = [
         (name, fill, side) for (name, fill), side in zip(ROWS, (full, law, measured), strict=True) if side is not None
     ]
-    totals = {name: sum(side[kind] for kind in full) for name, _, side in given}
+    totals = {name: sum(side[kind] for kind in full) for name, _, side in sides}
     most = max(*totals.values(), 1.0)
     kinds = [*full, "in all"]
     sizes = {
-        (kind, name): totals[name] if kind == "in all" else side[kind] for kind in kinds for name, _, side in given
+        (kind, name): totals[name] if kind == "in all" else side[kind] for kind in kinds for name, _, side in sides
     }
     label = f"{title}: " + "; ".join(f"{kind}, {name}: {n_bytes:,.0f} B" for (kind, name), n_bytes in sizes.items())
     if quality is not None:
         label += "; " + "; ".join(f"{name}, rank {r}: loss {loss:.3g}" for (name, r), loss in quality.losses.items())
-    tall = 18 * len(given) + 12
+    tall = 18 * len(sides) + 12
     bottom = 74 + tall * len(kinds)
     figure = chart.Chart(max(bottom, BOTTOM + 44 if quality else 0) + 6, title, label)
     axes = figure.panel(BARS, 74, BARS + WIDE, bottom, xlim=(0, most), ylim=(bottom, 74))
     axes.set_axis_off()
     for row, kind in enumerate(kinds):
         figure.words(4, 86 + tall * row, kind, weight="bold")
-        for k, (name, fill, _) in enumerate(given):
+        for k, (name, fill, _) in enumerate(sides):
             n_bytes, y = sizes[kind, name], 74 + tall * row + 18 * k
             chart.box(axes, 0, y, max(n_bytes, most / WIDE), 14, fill, "", f"{kind}, {name}: {n_bytes:,.0f} B")
             axes.annotate(binary_text(n_bytes), (n_bytes, y + 11.5), (6, 0), textcoords="offset points")
     x = BARS
-    for name, fill, _ in given:
+    for name, fill, _ in sides:
         figure.swatch(x, 39, fill)
         figure.words(x + 20, 50, name, fontsize=12)
         x += 34 + 7.2 * len(name)

@@ -101,8 +101,8 @@ def _costs(spans: Sequence[Span]) -> str:
     micros = 1 + max(span.action.micro for span in spans)
     forward, backward = _work(spans).values()
     least, most = (seconds_text(pick(forward.values()) / micros) for pick in (min, max))
-    each = f"{least} on every rank" if least == most else f"{least} to {most} on its ranks"
-    return f"its forward took {each}, B / F was {sum(backward.values()) / sum(forward.values()):.1f}"
+    duration = f"{least} on every rank" if least == most else f"{least} to {most} on its ranks"
+    return f"its forward took {duration}, B / F was {sum(backward.values()) / sum(forward.values()):.1f}"
 
 
 def _other(spans: Sequence[Span], simulated: Sequence[Span]) -> bool:
@@ -157,8 +157,8 @@ def _lanes(
             text(WIDTH - 4, y + 18, f"{max(0.0, waits):.0%}", "end"),
         ]
     wanted = needs(picked, schedule.n_stages) if picked else []
-    mine = [schedule.stages_of(schedule.ranks_of(stage)[0]) for stage in range(schedule.n_stages)]
-    late = [stages.index(stage) / len(stages) for stage, stages in enumerate(mine)]
+    rank_stages = [schedule.stages_of(schedule.ranks_of(stage)[0]) for stage in range(schedule.n_stages)]
+    late = [stages.index(stage) / len(stages) for stage, stages in enumerate(rank_stages)]
     out += [_box(span, places, late, schedule, unit) for span in spans]
     out += [_frame(*places[action]) for action in wanted if action in places]
     if picked in places:

@@ -85,7 +85,7 @@ class PlannerPanel(Explorer):
         known = (first.shape, first.hardware, first.n_ranks, first.batch, first.seq, first.precision, OPTIMIZERS[0])
         if (shape, hardware, n, rows, seq, *more) == known:
             return first.found
-        self.said.value = "<i>searching ...</i>"
+        self.message.value = "<i>searching ...</i>"
         return plans(shape, hardware, n, rows, seq, precision=more[0], optimizer=more[1])
 
 

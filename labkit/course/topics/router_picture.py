@@ -34,34 +34,34 @@ def router(routing: Routing, row_bytes: int = 8192, title: str = "") -> Picture:
     how = "dropless" if routing.capacity is None else f"capacity {routing.capacity:g}"
     head = title or f"{n_expert} experts on {plural(len(rows), 'rank')}, {routing.top_k} a token, {how}"
     verdict = f"rank {slowest} has {routing.imbalance:.2f} times the mean" if len(rows) > 1 else "one rank has all"
-    said = f"{head}: {verdict}"
+    claim = f"{head}: {verdict}"
     total = sum(map(sum, routing.wanted))
     facts = f"{plural(total, 'row')} chosen, {routing.dropped:,} dropped ({routing.dropped / max(1, total):.1%})"
     if len(rows) > 1:
         facts += f"; on average {wait:.0%} of the experts' time is waiting"
-    body = [headline(said), text(4, 42, facts, size=12)]
+    body = [headline(claim), text(4, 42, facts, size=12)]
     drawn, tellings = _experts(routing)
-    lanes, more, bottom = _lanes(routing, row_bytes, slowest)
-    return Picture("".join([*body, *drawn, *lanes]), bottom, "; ".join([said, facts, *tellings, *more]))
+    lanes, lane_tellings, bottom = _lanes(routing, row_bytes, slowest)
+    return Picture("".join([*body, *drawn, *lanes]), bottom, "; ".join([claim, facts, *tellings, *lane_tellings]))
 
 
 def _experts(routing: Routing) -> tuple[list[str], list[str]]:
     """A bar for each expert, and the same in words."""
-    n, each = routing.n_ranks, routing.by_expert
+    n, loads = routing.n_ranks, routing.by_expert
     wanted = [sum(rows) for rows in zip(*routing.wanted, strict=True)]
     mean = sum(wanted) / len(wanted)
-    most, mine = max([*wanted, routing.room or 0, 1]), len(each) // n
+    most, per_rank = max([*wanted, routing.room or 0, 1]), len(loads) // n
     gap = 10.0 if n > 1 else 0.0
-    wide = (WIDTH - 8 - gap * (n - 1)) / len(each)
+    wide = (WIDTH - 8 - gap * (n - 1)) / len(loads)
     bottom = TOP + HIGH
     out = [text(4, TOP - 24, "rows by expert", bold=True), line(132, TOP - 28, 158, TOP - 28, "5 3")]
     out.append(text(164, TOP - 24, f"mean {mean:,.0f}", size=12))
     if routing.room is not None:
         out += [line(262, TOP - 28, 288, TOP - 28, "1 3", 2), text(294, TOP - 24, f"room {routing.room:,}", size=12)]
         out += [_pale(400, TOP - 34, 14, 12), text(420, TOP - 24, "dropped", size=12)]
-    said = []
-    for expert, (rows, asked) in enumerate(zip(each, wanted, strict=True)):
-        rank = expert // mine
+    tellings = []
+    for expert, (rows, asked) in enumerate(zip(loads, wanted, strict=True)):
+        rank = expert // per_rank
         x = 4 + expert * wide + rank * gap
         high, above = HIGH * rows / most, HIGH * (asked - rows) / most
         hover = f"expert {expert} on rank {rank}: {plural(rows, 'row')}" + f", {asked - rows:,} dropped" * (
@@ -73,12 +73,12 @@ def _experts(routing: Routing) -> tuple[list[str], list[str]]:
         if wide >= 34 or expert % 2 == 0:  # names of narrow bars would run together
             out += [text(x + wide / 2, bottom + 14, f"e{expert}", "middle", 11)]
             out += [text(x + wide / 2, bottom + 28, f"{rows:,}", "middle", 11)]
-        said.append(hover)
+        tellings.append(hover)
     for height, dash, width in ((mean, "5 3", 1), (routing.room, "1 3", 2)):
         if height is not None:
             y = bottom - HIGH * height / most
             out.append(line(4, y, WIDTH - 4, y, dash, width))
-    return [*out, line(4, bottom, WIDTH - 4, bottom)], said
+    return [*out, line(4, bottom, WIDTH - 4, bottom)], tellings
 
 
 def _pale(x: float, y: float, w: float, h: float) -> str:
@@ -95,7 +95,7 @@ def _lanes(routing: Routing, row_bytes: int, slowest: int) -> tuple[list[str], l
     y = TOP + HIGH + 62
     out = [text(4, y, "the experts' part of a layer, in time", bold=True)]
     out.append(text(WIDTH - 4, y, "sent, there and back", "end", 12))
-    said, longest = [], max(*rows, 1)
+    tellings, longest = [], max(*rows, 1)
     y += 10
     for rank, (count, n_bytes) in enumerate(zip(rows, sent, strict=True)):
         wide = (END - LEFT) * count / longest
@@ -112,6 +112,6 @@ def _lanes(routing: Routing, row_bytes: int, slowest: int) -> tuple[list[str], l
             out.append(box(LEFT + wide, y, room, LANE - 5, "none", inside, f"rank {rank} {wait}"))
             hover += f", {wait}"
         out.append(text(WIDTH - 4, y + 16, bytes_text(n_bytes), "end"))
-        said.append(hover)
+        tellings.append(hover)
         y += LANE
-    return out, said, y + 6
+    return out, tellings, y + 6

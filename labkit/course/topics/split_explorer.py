@@ -39,8 +39,8 @@ class SplitExplorer(Explorer):
         self.kind = widgets.Dropdown(options=KINDS, value=first.kind, description="layer", tooltip="how it is cut")
         self.direction = widgets.ToggleButtons(options=DIRECTIONS, description="direction")
         self.typed = {
-            name: widgets.Text(str(getattr(first, name)), description=words, tooltip=more, continuous_update=False)
-            for name, words, more in TYPED
+            name: widgets.Text(str(getattr(first, name)), description=words, tooltip=tooltip, continuous_update=False)
+            for name, words, tooltip in TYPED
         }
         self.rank = widgets.IntSlider(0, 0, first.n_ranks - 1, description="rank", tooltip="whose parts are lit")
         self.sequence = widgets.Checkbox(first.sequence, description="x and y cut by position (sequence parallel)")

@@ -191,11 +191,11 @@ def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: flo
     wide = WIDE * max(0.34, min(1.0, matrix.columns / largest) ** 0.4)
     left, top = x + (SLOT - wide) / 2, MIDDLE - high / 2
     back = direction == "backward"
-    mine = "d" * back + ("y" if back and matrix.cut == TERM else matrix.name)
-    here = list(matrix.local(n))
+    name = "d" * back + ("y" if back and matrix.cut == TERM else matrix.name)
+    shape = list(matrix.local(n))
     term = "whole on every rank" if back else "one term of a sum, as large as the whole"
     extent = {TERM: term, WHOLE: "whole on every rank"}.get(matrix.cut)
-    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {extent or f'{matrix.cut} {rank} of {n}, {here}'}"
+    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {extent or f'{matrix.cut} {rank} of {n}, {shape}'}"
     out = []
     if matrix.cut in (ROWS, COLUMNS):
         across = matrix.cut == COLUMNS
@@ -211,9 +211,9 @@ def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: flo
         fill = LIT if matrix.cut == TERM and not back else PLAIN
         out.append(box(left, top, wide, high, fill, "", hover))
     middle = x + SLOT / 2
-    out.append(text(middle, 92, mine, "middle", 12, True))
+    out.append(text(middle, 92, name, "middle", 12, True))
     out.append(text(middle, 238, f"[{matrix.rows}, {matrix.columns}]", "middle", 11))
-    return [*out, text(middle, 256, f"[{here[0]}, {here[1]}]", "middle", 11, True)]
+    return [*out, text(middle, 256, f"[{shape[0]}, {shape[1]}]", "middle", 11, True)]
 
 
 def _door(layer: SplitLayer, name: str, direction: str, x: float) -> list[str]:

@@ -43,9 +43,9 @@ class Routing(NamedTuple):
     @property
     def by_rank(self) -> list[int]:
         """Rows that each rank computes: those of its experts."""
-        mine = len(self.kept[0]) // self.n_ranks
-        each = self.by_expert
-        return [sum(each[rank * mine : (rank + 1) * mine]) for rank in range(self.n_ranks)]
+        per_rank = len(self.kept[0]) // self.n_ranks
+        loads = self.by_expert
+        return [sum(loads[rank * per_rank : (rank + 1) * per_rank]) for rank in range(self.n_ranks)]
 
     @property
     def dropped(self) -> int:
@@ -60,8 +60,8 @@ class Routing(NamedTuple):
 
     def sent(self, row_bytes: int) -> list[int]:
         """Bytes that each rank sends for this layer, forward and backward: 2(out + in) rows, and the counts."""
-        n, told = self.n_ranks, 8 * len(self.kept[0]) * (self.n_ranks - 1) // self.n_ranks
-        return [2 * (out + come) * row_bytes + told for out, come in expert_traffic(self.kept, n)]
+        n, count_bytes = self.n_ranks, 8 * len(self.kept[0]) * (self.n_ranks - 1) // self.n_ranks
+        return [2 * (out + come) * row_bytes + count_bytes for out, come in expert_traffic(self.kept, n)]
 
 
 def choose(
@@ -75,8 +75,8 @@ def choose(
         raise ValueError(f"{n_expert} experts have no {n_ranks} equal parts: take a divisor of {n_expert}")
     layer, wanted, kept = unfair_layer(skew, n_expert, top_k, capacity, seed), [], []
     x = tokens(n_ranks, -(-n_tokens // SEQ), SEQ, seed)
-    for mine in x:
-        chosen, _, _ = layer.route(mine)
+    for rank_tokens in x:
+        chosen, _, _ = layer.route(rank_tokens)
         stays = layer.kept(chosen)
         wanted.append(tuple(torch.bincount(chosen.flatten(), minlength=n_expert).tolist()))
         kept.append(tuple(torch.bincount(chosen[stays], minlength=n_expert).tolist()))

@@ -91,8 +91,8 @@ def _square(left: float, top: float, parts: Sequence[Part]) -> list[str]:
     out.append(line(left, top, left + SIDE, top))
     out.append(line(left + SIDE, top, left + SIDE, top + SIDE))
     out.append(text(left + SIDE - 6, top + 18, "not seen", "end", 12))
-    said = "rows are queries, columns keys, first to last"
-    out.append(text(left + SIDE / 2, top + SIDE + 16, said, "middle", 12))
+    legend = "rows are queries, columns keys, first to last"
+    out.append(text(left + SIDE / 2, top + SIDE + 16, legend, "middle", 12))
     return out
 
 

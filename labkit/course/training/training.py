@@ -159,7 +159,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     losses, begin, where, run_id = _resume(order, step, mesh)
     peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
-    own = OwnTime(group)
+    own_time = OwnTime(group)
     seen: dict[str, Any] = {"memory": {}, "sent": {}, "charged": {}}
     saving: checkpoints.Saving | None = None
     for number in track(range(begin, order.steps), group):
@@ -167,13 +167,13 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             order.recipe.seed, number, mesh.dp.rank, mesh.dp.size, order.recipe.batch_size, order.config.seq,
             device=group.device,
         )  # fmt: skip
-        given: tuple[Any, ...] = (tokens, targets, number, *documents)
+        arguments: tuple[Any, ...] = (tokens, targets, number, *documents)
         if number == probed:  # the second step, in which the optimizer already has its state
-            loss, seen = _probed(step, given, group)
+            loss, seen = _probed(step, arguments, group)
         else:
             started = time.perf_counter()
-            with own:
-                loss = step(*given)
+            with own_time:
+                loss = step(*arguments)
             seconds.append(time.perf_counter() - started)
         losses.append((number, loss))
         skipped += step.skipped
@@ -190,7 +190,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             saving = checkpoints.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
     if saving is not None:
         where = str(saving.wait(group))
-    by_rank = of_all(group, own.seconds[WARM:])
+    by_rank = of_all(group, own_time.seconds[WARM:])
     if group.rank == 0:
         for slow in stragglers(by_rank):
             others = statistics.median(by_rank[:slow] + by_rank[slow + 1 :])
@@ -283,7 +283,7 @@ def _same_run(order: Order, folder: Path, note: dict[str, Any]) -> None:
         raise ValueError(f"{folder} was made {made} packed documents: {mend} --packed")
 
 
-def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
+def _probed(step: Any, arguments: tuple[Any, ...], group: Group) -> tuple[float, dict[str, Any]]:
     from labkit.parallel.eight_bit_gradients import EightBitGradients
     from labkit.probe.memory import MemoryProbe
 
@@ -301,7 +301,7 @@ def _probed(step: Any, given: tuple[Any, ...], group: Group) -> tuple[float, dic
     ledger = group.ledger
     before = {axis: (ledger.sent_bytes(axis=axis), ledger.charged_bytes(axis=axis)) for axis in axes}
     with probe:
-        loss = step(*given)
+        loss = step(*arguments)
     sent = {axis: ledger.sent_bytes(axis=axis) - was for axis, (was, _) in before.items()}
     charged = {axis: ledger.charged_bytes(axis=axis) - was for axis, (_, was) in before.items()}
     peak: Breakdown = probe.peak

@@ -36,13 +36,13 @@ def same(a: Formula, b: Formula) -> bool:
     return bool(sympy.cancel(expression(a) - expression(b)) == 0)
 
 
-def missing(mine: Formula, truth: Formula) -> str:
-    """The one term that `mine` lacks, such as `- 4*N/n`; "" if the difference is not a single term."""
-    if not (_small(mine) and _small(truth)):
+def missing(formula: Formula, truth: Formula) -> str:
+    """The one term that `formula` lacks, such as `- 4*N/n`; "" if the difference is not a single term."""
+    if not (_small(formula) and _small(truth)):
         return ""
     import sympy
 
-    rest = sympy.expand(sympy.cancel(expression(truth) - expression(mine)))
+    rest = sympy.expand(sympy.cancel(expression(truth) - expression(formula)))
     odd = rest == 0 or rest.has(sympy.zoo, sympy.nan, sympy.oo)
     if odd or len(sympy.Add.make_args(rest)) > 1 or sympy.fraction(rest)[1].is_Add:
         return ""
@@ -56,10 +56,10 @@ def tends_to(formula: Formula, symbol: str) -> str:
     import sympy
 
     x = sympy.Symbol(symbol, positive=True)
-    whole = sympy.cancel(expression(formula))
-    if whole.has(sympy.zoo, sympy.nan):
+    simplified = sympy.cancel(expression(formula))
+    if simplified.has(sympy.zoo, sympy.nan):
         return ""
-    above, below = sympy.fraction(whole)
+    above, below = sympy.fraction(simplified)
     if not (above.is_polynomial(x) and below.is_polynomial(x)):
         return ""
     above, below = sympy.Poly(above, x), sympy.Poly(below, x)

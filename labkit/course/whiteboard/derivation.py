@@ -109,9 +109,9 @@ class Derivation:
         """The answer as a parsed formula."""
         return parse(self.answer, self.names)
 
-    def read(self, said: str) -> Formula:
+    def read(self, text: str) -> Formula:
         """Parse a formula over the symbols. NoFormula, with the column, if it is invalid."""
-        return parse(said, self.names)
+        return parse(text, self.names)
 
     def draws(self, count: int, seed: int = 0) -> list[dict[str, float]]:
         """`count` random points, the same for the same seed."""

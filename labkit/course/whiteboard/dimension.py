@@ -25,9 +25,9 @@ class NoUnit(ValueError):
     """Raised for parts that do not add up, and for a power that is no number."""
 
 
-def unit_of(said: str) -> Unit:
+def unit_of(text: str) -> Unit:
     """The unit written as `B/s` or `token/s`; "" is a plain number."""
-    over, _, under = said.partition("/")
+    over, _, under = text.partition("/")
     powers = dict.fromkeys(filter(None, over.split()), Fraction(1))
     for name in filter(None, under.split()):
         powers[name] = powers.get(name, Fraction(0)) - 1

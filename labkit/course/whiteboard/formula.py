@@ -54,12 +54,12 @@ class Formula:
             return math.nan
 
 
-def parse(said: str, symbols: Iterable[str]) -> Formula:
+def parse(text: str, symbols: Iterable[str]) -> Formula:
     """Parse a formula over these symbols. NoFormula, with the column, if it is invalid."""
     known = tuple(symbols)
-    if len(said) > LONGEST:
-        raise NoFormula(f"a formula has {LONGEST} characters at most, this one has {len(said):,}", LONGEST + 1)
-    pieces = [*tokens(said)]
+    if len(text) > LONGEST:
+        raise NoFormula(f"a formula has {LONGEST} characters at most, this one has {len(text):,}", LONGEST + 1)
+    pieces = [*tokens(text)]
     _check_order(pieces, known)
     source, columns = "", []
     for token in pieces:
@@ -71,7 +71,7 @@ def parse(said: str, symbols: Iterable[str]) -> Formula:
     except (SyntaxError, MemoryError, RecursionError) as error:  # the order is right, so it must be too large
         raise NoFormula(f"this cannot be read: {error}", 1) from error
     _check_tree(tree, columns)
-    return Formula(said.strip(), tree)
+    return Formula(text.strip(), tree)
 
 
 def _check_order(pieces: list[Token], known: tuple[str, ...]) -> None:
@@ -176,8 +176,8 @@ def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
     if isinstance(node, ast.Constant):
         return Fraction(repr(node.value))
     if isinstance(node, ast.Name):
-        given = values[node.id]
-        return Fraction(given) if isinstance(given, int | Fraction) else float(given)
+        value = values[node.id]
+        return Fraction(value) if isinstance(value, int | Fraction) else float(value)
     if isinstance(node, ast.UnaryOp):
         inner = _value(node.operand, values)
         return -inner if isinstance(node.op, ast.USub) else inner
@@ -190,8 +190,8 @@ def _value(node: ast.expr, values: Mapping[str, float | Fraction]) -> Number:
 
 
 def _power(a: Number, b: Number) -> Number:
-    whole = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
-    result = a ** int(b) if whole else float(a) ** float(b)
+    is_integer = isinstance(a, Fraction) and isinstance(b, Fraction) and b.denominator == 1 and abs(b) <= 64
+    result = a ** int(b) if is_integer else float(a) ** float(b)
     return math.nan if isinstance(result, complex) else result
 
 

@@ -35,12 +35,12 @@ POINTS, FAR = 24, 10**9
 @dataclass(frozen=True)
 class FormulaVerdict:
     """The result of the comparison. `kind` is one of KINDS; `said` are the reasons, in sentences. If the formula
-    differs: `at` are values of the symbols, `mine` and `truth` the two results there."""
+    differs: `at` are values of the symbols, `value` and `truth` the two results there."""
 
     kind: str
     said: tuple[str, ...]
     at: Mapping[str, float] = field(default_factory=dict)
-    mine: float = math.nan
+    value: float = math.nan
     truth: float = math.nan
 
     @property
@@ -52,12 +52,12 @@ class FormulaVerdict:
         return f"{KINDS[self.kind]}. " + " ".join(self.said)
 
 
-def check(asked: Derivation, said: str, seed: int = 0) -> FormulaVerdict:
+def check(asked: Derivation, text: str, seed: int = 0) -> FormulaVerdict:
     """Compare a typed formula with the truth. NoFormula, with the column, if it is invalid."""
-    formula = asked.read(said)
+    formula = asked.read(text)
     draws = asked.draws(POINTS, seed)
     pairs = [(formula.number(values), float(asked.law(values))) for values in draws]
-    parts = [place for place, (mine, truth) in enumerate(pairs) if not _close(mine, truth, asked.tolerance)]
+    parts = [place for place, (value, truth) in enumerate(pairs) if not _close(value, truth, asked.tolerance)]
     if not parts:
         proved = algebra.same(formula, asked.formula) and formula.text != asked.answer
         way = "and algebra says the same of all values" if proved else f"at {POINTS} random points"
@@ -85,7 +85,7 @@ def _kind(
     if ratio is not None:
         return "factor", [f"It is {_times(ratio, asked.tolerance)} the truth everywhere.", *people]
     term = algebra.missing(formula, asked.formula)
-    more = [f"What lacks is one term: {term}."] if term else []
+    lacking = [f"What lacks is one term: {term}."] if term else []
     ends = [(symbol, FAR, f"{symbol} -> oo") for symbol in asked.grows]
     ends += [(symbol, 1, f"{symbol} = 1") for symbol in asked.at_one]
     good, sentences = list[bool](), list[str]()
@@ -94,7 +94,7 @@ def _kind(
         good.append(same)
         sentences.append(f"For {words} {sentence}.")
     kind = "limit" if any(good) and not all(good) else "wrong"
-    return kind, [*people, *more, *sentences]
+    return kind, [*people, *lacking, *sentences]
 
 
 def _at_end(
@@ -102,9 +102,9 @@ def _at_end(
 ) -> tuple[bool, str]:
     """True if both formulas agree in this limit, and a sentence about it."""
     exact = {name: Fraction(value) for name, value in at.items()}
-    mine, truth = formula.number(exact), asked.formula.number(exact)
-    same = _close(mine, truth, 1e-6 if endless else asked.tolerance)
-    if math.isnan(mine):
+    result, truth = formula.number(exact), asked.formula.number(exact)
+    same = _close(result, truth, 1e-6 if endless else asked.tolerance)
+    if math.isnan(result):
         return False, "yours has no value"
     tends = (algebra.tends_to(formula, symbol), algebra.tends_to(asked.formula, symbol)) if endless else ("", "")
     if all(tends):
@@ -112,18 +112,18 @@ def _at_end(
         if tends[0] != tends[1]:
             parts = [f"has {word}" if word == "no end" else f"tends to {word}" for word in tends]
             return False, f"yours {parts[0]}, the truth {parts[1]}"
-        return same, both if same or not truth else f"{both}, and yours is {_times(mine / truth)} the truth"
+        return same, both if same or not truth else f"{both}, and yours is {_times(result / truth)} the truth"
     if same:
         return True, "both agree"
     if endless:
-        return False, f"yours is {_times(mine / truth)} the truth, at 10^9" if truth else "the truth is 0, yours not"
-    return False, f"yours is {_number(mine)}, the truth {_number(truth)}"
+        return False, f"yours is {_times(result / truth)} the truth, at 10^9" if truth else "the truth is 0, yours not"
+    return False, f"yours is {_number(result)}, the truth {_number(truth)}"
 
 
-def _where(asked: Derivation, at: Mapping[str, float], mine: float, truth: float) -> str:
+def _where(asked: Derivation, at: Mapping[str, float], result: float, truth: float) -> str:
     values = ", ".join(f"{name} = {_number(value)}" for name, value in at.items())
     unit_said = f" {asked.unit}" if asked.unit else ""
-    has = "has no value" if math.isnan(mine) else f"gives {_number(mine)}{unit_said}"
+    has = "has no value" if math.isnan(result) else f"gives {_number(result)}{unit_said}"
     return f"At {values} yours {has}, the truth is {_number(truth)}{unit_said}."
 
 
@@ -135,9 +135,9 @@ def _equal(asked: Derivation, formula: Formula, other: str) -> bool:
 
 
 def _constant_ratio(pairs: Sequence[tuple[float, float]], tolerance: float) -> float | None:
-    """mine / truth, if that is the same at all points; None if not, or if there is no such number."""
-    ratios = [mine / truth for mine, truth in pairs if truth and math.isfinite(mine)]
-    zeros = all(_close(mine, truth, tolerance) for mine, truth in pairs if not truth)
+    """value / truth, if that is the same at all points; None if not, or if there is no such number."""
+    ratios = [value / truth for value, truth in pairs if truth and math.isfinite(value)]
+    zeros = all(_close(value, truth, tolerance) for value, truth in pairs if not truth)
     if not zeros or len(ratios) < sum(truth != 0 for _, truth in pairs) or not ratios or not ratios[0]:
         return None
     return ratios[0] if all(_close(ratio, ratios[0], max(2 * tolerance, 1e-9)) for ratio in ratios) else None

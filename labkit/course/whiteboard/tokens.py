@@ -29,8 +29,8 @@ HINTS: Mapping[str, str] = MappingProxyType(
 class NoFormula(ValueError):
     """Raised if what was typed is not a formula; `column` counts from 1."""
 
-    def __init__(self, said: str, column: int) -> None:
-        super().__init__(f"column {column}: {said}")
+    def __init__(self, reason: str, column: int) -> None:
+        super().__init__(f"column {column}: {reason}")
         self.column = column
 
 
@@ -42,17 +42,17 @@ class Token(NamedTuple):
     column: int
 
 
-def tokens(said: str) -> Iterator[Token]:
+def tokens(text: str) -> Iterator[Token]:
     """The tokens of a text. NoFormula for a character that no formula has."""
     place = 0
-    while place < len(said):
-        if said[place].isspace():
+    while place < len(text):
+        if text[place].isspace():
             place += 1
             continue
-        match = TOKEN.match(said, place)
+        match = TOKEN.match(text, place)
         if match is None:
-            hint = HINTS.get(said[place], f"known are + - * / ^ ( ) and {', '.join(FUNCTIONS)}")
-            raise NoFormula(f"{said[place]!r} is no part of a formula: {hint}", place + 1)
+            hint = HINTS.get(text[place], f"known are + - * / ^ ( ) and {', '.join(FUNCTIONS)}")
+            raise NoFormula(f"{text[place]!r} is no part of a formula: {hint}", place + 1)
         word = match[0]
         if match.lastgroup == "number" and (len(word) > MOST_DIGITS or not float(word) <= MOST_NUMBER):
             raise NoFormula(f"a number has {MOST_DIGITS} digits at most and is no larger than 1e30", place + 1)

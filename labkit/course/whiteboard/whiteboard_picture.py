@@ -53,27 +53,30 @@ def whiteboard(
     log_x = low > 0 and high > 30 * low
     xs = _places(low, high, log_x, symbol.whole)
     truth = [(x, asked.formula.number({**at, along: x})) for x in xs]
-    mine = [(x, formula.number({**at, along: x})) for x in xs]
-    values = [y for _, y in (*truth, *mine) if math.isfinite(y)]
+    answer = [(x, formula.number({**at, along: x})) for x in xs]
+    values = [y for _, y in (*truth, *answer) if math.isfinite(y)]
     if not any(math.isfinite(y) for _, y in truth):
         raise ValueError(f"{asked.name} has no value for {along} from {_short(low)} to {_short(high)}")
     log_y = min(values) > 0 and max(values) > 300 * min(values)
     ends = (min(values) / 1.3, max(values) * 1.3) if log_y else _room(min(0.0, *values), max(values))
-    pairs = zip(truth, mine, strict=True)
+    pairs = zip(truth, answer, strict=True)
     apart = [x for (x, a), (_, b) in pairs if not math.isclose(a, b, rel_tol=max(asked.tolerance, 1e-9))]
     words = _parting(along, apart, xs)
-    last, yours = (_value(points[-1][1], asked.unit) for points in (truth, mine))
+    last, yours = (_value(points[-1][1], asked.unit) for points in (truth, answer))
     label = f"{asked.name} over {along}: {words}; at {along} = {_short(xs[-1])} the truth is {last}, yours {yours}"
     figure = chart.Chart(BOTTOM + 48, title or asked.name, label)
     axes = figure.panel(LEFT, TOP, RIGHT, BOTTOM, xlim=(low, high), xlabel=f"{along}: {symbol.means}")
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear", ylim=ends)
     axes.margins(0)
-    for name, points, colour, dash, width in (("truth", truth, TRUTH, "-", 4), ("yours", mine, MINE, (0, (8, 5)), 2.5)):
+    for name, points, colour, dash, width in (
+        ("truth", truth, TRUTH, "-", 4),
+        ("yours", answer, MINE, (0, (8, 5)), 2.5),
+    ):
         heights = [y if math.isfinite(y) else math.nan for _, y in points]
         axes.plot(xs, heights, color=colour, linestyle=dash, linewidth=width, label=name)
     strokes = [
         (x, *((a, b) if math.isfinite(a) and math.isfinite(b) else ends))
-        for (x, a), (_, b) in zip(truth, mine, strict=True)
+        for (x, a), (_, b) in zip(truth, answer, strict=True)
         if x in apart
     ]
     axes.vlines(*(zip(*strokes, strict=True) if strokes else ([], [], [])), APART, linewidth=3, zorder=0.9, label=words)

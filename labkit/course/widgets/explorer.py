@@ -20,10 +20,10 @@ class Explorer(Recorded, widgets.VBox):
 
     def __init__(self, rows: Iterable[widgets.Widget], controls: Iterable[widgets.Widget]) -> None:
         """`rows` stand above the picture; `controls` are those widgets in them that draw it again."""
-        self.said, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
+        self.message, self.shown, self.note, self._at_work = widgets.HTML(), widgets.HTML(), "", False
         self.is_valid = True
         self.picture: Drawing | None = None
-        super().__init__([*rows, self.said, self.shown])
+        super().__init__([*rows, self.message, self.shown])
         for control in controls:
             # ipywidgets shows an empty menu for the value None, also where None is one of the options
             shows = getattr(control, "index", 0) is not None
@@ -42,18 +42,18 @@ class Explorer(Recorded, widgets.VBox):
         self.note, self._at_work = "", True
         try:
             self.picture = self.drawn()
-            self.shown.value, self.said.value = str(self.picture), self.note
+            self.shown.value, self.message.value = str(self.picture), self.note
             self.is_valid = True
         except ValueError as error:
             self.is_valid = False
-            self.said.value = escape(f"{error}: the picture is the last one that made sense")
+            self.message.value = escape(f"{error}: the picture is the last one that made sense")
         finally:
             self._at_work = False
 
     def frame(self) -> Drawing:
         """The picture for the present controls, drawn when they moved. ValueError if they are invalid."""
         if not self.is_valid:
-            raise ValueError(self.said.value)
+            raise ValueError(self.message.value)
         return self.static()
 
     def static(self) -> Drawing:

@@ -28,9 +28,9 @@ class Play(Recorded, widgets.VBox):
     def __init__(self, draw: Callable[..., Drawing], recorded_over: Sequence[str] = (), **controls: Any):
         self.draw, self.recorded_over, self.is_valid = draw, tuple(recorded_over), False
         self.controls = {name: _control(name, control) for name, control in controls.items()}
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
+        self.message, self.shown = widgets.HTML(), widgets.HTML()
         self.picture: Drawing | None = None
-        super().__init__([*self.controls.values(), self.said, self.shown])
+        super().__init__([*self.controls.values(), self.message, self.shown])
         for control in self.controls.values():
             control.observe(lambda _: self.redraw(), "value")
         self.redraw()
@@ -42,18 +42,18 @@ class Play(Recorded, widgets.VBox):
 
     def redraw(self) -> None:
         """Draw for the present controls. An error is shown, and the picture before it stays."""
-        self.said.value, self.is_valid = "<i>running ...</i>", False
+        self.message.value, self.is_valid = "<i>running ...</i>", False
         started = time.perf_counter()
         try:
             self.picture = self.draw(**self.values)
             self.shown.value, self.is_valid = str(self.picture), True
-            self.said.value = f"<small>in {seconds_text(time.perf_counter() - started)}</small>"
+            self.message.value = f"<small>in {seconds_text(time.perf_counter() - started)}</small>"
         except KeyboardInterrupt:
-            self.said.value = "stopped"
+            self.message.value = "stopped"
             raise
         except Exception as error:
             first = str(error).partition("\n")[0]
-            self.said.value = f"<b>{type(error).__name__}</b>: {escape(first)}"
+            self.message.value = f"<b>{type(error).__name__}</b>: {escape(first)}"
 
     def moved(self) -> list[Any]:
         """The controls that a film goes over."""
@@ -62,7 +62,7 @@ class Play(Recorded, widgets.VBox):
     def frame(self) -> Drawing:
         """The picture for the present controls. ValueError if there was an error instead."""
         if not self.is_valid:
-            raise ValueError(self.said.value)
+            raise ValueError(self.message.value)
         return self.static()
 
     def static(self) -> Drawing:
@@ -70,13 +70,13 @@ class Play(Recorded, widgets.VBox):
         return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")
 
 
-def _control(name: str, given: Any) -> Any:
+def _control(name: str, spec: Any) -> Any:
     """A widget with a value. ValueError for anything but a widget and (lowest, highest, first)."""
-    if hasattr(given, "value") and hasattr(given, "observe"):
-        return given
-    if isinstance(given, tuple) and len(given) == 3 and all(isinstance(number, int) for number in given):
-        low, high, first = given
+    if hasattr(spec, "value") and hasattr(spec, "observe"):
+        return spec
+    if isinstance(spec, tuple) and len(spec) == 3 and all(isinstance(number, int) for number in spec):
+        low, high, first = spec
         if low <= first <= high:
             words = name.replace("_", " ")
             return widgets.IntSlider(first, low, high, description=words, continuous_update=False)
-    raise ValueError(f"{name}: a control is a widget with a value or (lowest, highest, first) in order, got {given!r}")
+    raise ValueError(f"{name}: a control is a widget with a value or (lowest, highest, first) in order, got {spec!r}")

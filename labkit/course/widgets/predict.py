@@ -35,12 +35,12 @@ class Predict(Twin, widgets.VBox):
         self.question, self.unit, self.law = question, unit, law
         self.field = widgets.Text(value=f"{value:.15g}", description="my guess", continuous_update=False)
         self.button = widgets.Button(description="commit", button_style="primary", tooltip="keep this as my prediction")
-        self.said = widgets.HTML(f"so far: {escape(value_text(value, unit))}")
+        self.message = widgets.HTML(f"so far: {escape(value_text(value, unit))}")
         self.picture = widgets.HTML()
         self.field.observe(lambda _: self.commit(), "value")
         self.button.on_click(lambda _: self.commit())
         row = widgets.HBox([self.field, widgets.Label(unit), self.button])
-        super().__init__([widgets.HTML(f"<b>{escape(question)}</b>"), row, self.said, self.picture])
+        super().__init__([widgets.HTML(f"<b>{escape(question)}</b>"), row, self.message, self.picture])
         self.value = float(value)
         self.answer: Answer | None = None
         self.folds: list[Fold] = []
@@ -50,10 +50,10 @@ class Predict(Twin, widgets.VBox):
         try:
             number = parsed(self.field.value, self.unit)
         except ValueError as error:
-            self.said.value = escape(f"{error}; still {value_text(self.value, self.unit)}")
+            self.message.value = escape(f"{error}; still {value_text(self.value, self.unit)}")
             return
         self.value, self.committed = number, True
-        self.said.value = escape(f"you predict {value_text(number, self.unit)}")
+        self.message.value = escape(f"you predict {value_text(number, self.unit)}")
         if self.answer is not None:
             self.answer.update()
         for fold in self.folds:

@@ -62,7 +62,7 @@ class Recorded(Twin):
             "live": self.live_page,
         }
 
-    def _recording(self, controls: list[Any]) -> list[Moment]:
+    def _recording(self, controls: list[Any]) -> list[RecordedFrame]:
         rows, present, room = list[list[Any]](), list[Any](), self.most_frames
         for control in controls:
             values, at = values_of(control)
@@ -74,11 +74,11 @@ class Recorded(Twin):
             for control, value in zip(controls, values, strict=True):
                 setattr(control, _trait(control), value)
             with suppress(ValueError):  # the widget keeps the picture before it; a film needs it once
-                recording.append(Moment(words_of(controls), str(self.frame()), values == present))
+                recording.append(RecordedFrame(words_of(controls), str(self.frame()), values == present))
         return recording
 
 
-class Moment(NamedTuple):
+class RecordedFrame(NamedTuple):
     """A frame of a recording: the values in words, the drawing as SVG, and whether the widget shows it now."""
 
     words: str

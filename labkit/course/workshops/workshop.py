@@ -28,7 +28,7 @@ WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkshopPart:
     """A part of a workshop: minutes with cells `first` to `last` of a lab (or all of it), or a break."""
 
     minutes: int
@@ -48,9 +48,9 @@ class Workshop:
     length: str
     title: str
     opening: str
-    parts: tuple[Part, ...]
+    parts: tuple[WorkshopPart, ...]
 
-    def clock(self, start: str = "09:00") -> Iterator[tuple[datetime, datetime, Part]]:
+    def clock(self, start: str = "09:00") -> Iterator[tuple[datetime, datetime, WorkshopPart]]:
         """Yield (begin, end, part) for each part, if every day begins at `start`. ValueError for an invalid time."""
         begins = _time(start)
         day = self.parts[0].day
@@ -105,7 +105,7 @@ def workshops() -> dict[str, Workshop]:
     """All workshops by length: "2h", "4h", "1d", "2d"."""
     plans = tomllib.loads(PLANS.read_text())
     return {
-        length: Workshop(length, plan["title"], plan["opening"], tuple(Part(**part) for part in plan["parts"]))
+        length: Workshop(length, plan["title"], plan["opening"], tuple(WorkshopPart(**part) for part in plan["parts"]))
         for length, plan in plans.items()
     }
 
@@ -137,7 +137,7 @@ def needs_minutes(cells: Sequence[dict[str, Any]]) -> float:
     return words / WORDS_A_MINUTE + running + widgets * WIDGET_MINUTES
 
 
-def cells_of(part: Part, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+def cells_of(part: WorkshopPart, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The lab's notebook in `folder`, and the cells of this part. ValueError if the lab or a cell does not exist."""
     notebooks = sorted(folder.glob(f"{part.lab}_*.ipynb"))
     if not notebooks:
@@ -189,7 +189,7 @@ def write(folder: Path) -> list[Path]:
     return paths
 
 
-def _told(number: int, part: Part, folder: Path) -> Iterator[str]:
+def _told(number: int, part: WorkshopPart, folder: Path) -> Iterator[str]:
     """The paragraphs about one part."""
     yield f"## {number} · {part.title}\n\n**{part.minutes} minutes**" + f" · day {part.day}" * (part.day > 1)
     if part.lab:

@@ -102,7 +102,7 @@ def test_the_controls_move_what_the_laws_say(board):
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
     page.check(explorer.static())
     assert "home; pp 4: 1f1b of 2, checkpointing: predicted 2.74 MB s, fits under the cap" in explorer.static().label
-    explorer.again.value = False
+    explorer.checkpointing.value = False
     assert "pp 4: 1f1b of 2: predicted" in explorer.shown.value
     assert "MB over the cap" in explorer.shown.value
     explorer.task.value = "roomy"
@@ -122,14 +122,14 @@ def test_nonsense_is_told_and_the_picture_stays(board):
     explorer = CapstoneExplorer(TASKS, WAYS["replicas"], runs, board)
     before = explorer.shown.value
     explorer.micro.value = 8
-    assert "fewer than n_micro=8" in explorer.said.value
-    assert "the picture is the last one that made sense" in explorer.said.value
+    assert "fewer than n_micro=8" in explorer.message.value
+    assert "the picture is the last one that made sense" in explorer.message.value
     assert explorer.shown.value == before == str(explorer.static())
     explorer.attempt()
-    assert "fewer than n_micro=8" in explorer.said.value
+    assert "fewer than n_micro=8" in explorer.message.value
     assert len(board) == 0
     explorer.micro.value = 2
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_the_button_runs_it_and_the_score_goes_to_the_board(board):
@@ -139,8 +139,8 @@ def test_the_button_runs_it_and_the_score_goes_to_the_board(board):
     assert "R1 (reference)" in explorer.static().label
     assert "R2 (reference)" not in explorer.static().label
     explorer.real.go.click()
-    assert "1.5 MB s = 0.5 s x 3 MB" in explorer.said.value
-    assert "added to the board" in explorer.said.value
+    assert "1.5 MB s = 0.5 s x 3 MB" in explorer.message.value
+    assert "added to the board" in explorer.message.value
     assert explorer.real.bar.value == 1.0
     assert "1 (yours): 0.5 s x 3 MB = 1.5 MB s" in explorer.static().label
     assert (explorer.real.go.disabled, explorer.real.end.disabled) == (False, True)
@@ -155,7 +155,7 @@ def test_stop_keeps_nothing(board):
     assert (explorer.real.go.disabled, explorer.real.end.disabled) == (True, False)
     explorer.real.end.click()
     assert list(going) == []
-    assert explorer.said.value == "stopped: nothing is kept of this run"
+    assert explorer.message.value == "stopped: nothing is kept of this run"
     assert len(board) == 0
     assert (explorer.real.go.disabled, explorer.real.end.disabled) == (False, True)
 
@@ -168,8 +168,8 @@ def test_what_does_not_finish_is_told_and_kept(board):
         yield Progress(4, 4, Entry(task.name, task.key, way, refused="out of memory on rank 1 in step 0: 8 B"))
 
     explorer = CapstoneExplorer(TASKS, WAYS["replicas"], refused, board).attempt()
-    assert "did not finish" in explorer.said.value
-    assert "added" not in explorer.said.value
+    assert "did not finish" in explorer.message.value
+    assert "added" not in explorer.message.value
     assert len(board) == 1
 
     def closed(task, way):
@@ -177,7 +177,7 @@ def test_what_does_not_finish_is_told_and_kept(board):
 
     explorer.run = closed
     explorer.attempt()
-    assert explorer.said.value == "this cluster is closed: make a new one"
+    assert explorer.message.value == "this cluster is closed: make a new one"
 
 
 def test_a_redraw_is_little_work(board):
@@ -185,7 +185,7 @@ def test_a_redraw_is_little_work(board):
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
 
     def move():
-        explorer.again.value = not explorer.again.value
+        explorer.checkpointing.value = not explorer.checkpointing.value
 
     move()
     assert lines(move) < 900_000

@@ -41,7 +41,7 @@ def test_space_shows_and_a_number_rates_and_goes_on(box: Box) -> None:
     assert not panel.shown
     assert panel.card.id == "card-1"
     assert "3 to go · 1 done · 1 day in a row" in panel.standing
-    assert "card-0: again in 10 minutes" in panel.told
+    assert "card-0: again in 10 minutes" in panel.note
 
 
 def test_what_a_page_should_not_send_does_nothing(box: Box) -> None:

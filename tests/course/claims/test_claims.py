@@ -256,7 +256,7 @@ def test_what_is_stored_is_read_as_it_was(tmp_path):
     path = store(results, tmp_path / "r.json")
     assert path.read_text() == store(reversed(results), tmp_path / "s.json").read_text()
     first, second = kept(path).results
-    assert (first.claim.id, first.fault, first.finding.said) == ("c12", "ValueError: no", "nobody knows")
+    assert (first.claim.id, first.fault, first.finding.reason) == ("c12", "ValueError: no", "nobody knows")
     assert second.finding.verdict == finding.verdict == CONDITIONS
     assert second.finding.premise == finding.premise
     assert dict(second.finding.numbers) == {"z": 2**40, "y": 1.0}

@@ -45,7 +45,7 @@ class Shown:
 
     @property
     def finding(self) -> SimpleNamespace:
-        return SimpleNamespace(verdict=self.word, settings=self.settings, premise=self.premise, said="")
+        return SimpleNamespace(verdict=self.word, settings=self.settings, premise=self.premise, reason="")
 
 
 class Words(HTMLParser):

@@ -453,4 +453,4 @@ def test_a_judge_that_fails_gives_no_points_and_no_blame(monkeypatch: pytest.Mon
     outcome = submission.judged(problem("03.2"), [problem("03.2").solution], 1, fails)
     assert (outcome.passed, outcome.verdict) == (False, "judge")
     assert "no verdict on the attempt" in outcome.cause
-    assert PATCHES not in outcome.said
+    assert PATCHES not in outcome.report

@@ -110,8 +110,8 @@ def test_a_visit_from_the_first_probe_to_the_score_card():
     assert "not finite" in ward.shown.value
     ward.cause.value = "silent underflow"
     ward.commit.click()
-    assert "It is not “silent underflow”" in ward.said.value
-    assert "40 minutes" in ward.said.value
+    assert "It is not “silent underflow”" in ward.message.value
+    assert "40 minutes" in ward.message.value
     assert ward.cause.options == (NOBODY, *ward.shift.suspects)
     assert "silent underflow" not in ward.cause.options
     assert ward.commit.disabled
@@ -158,7 +158,7 @@ def test_a_press_that_comes_too_late_is_told_and_costs_nothing():
     ward.surrender.click()
     outcome = ward.shift.outcome
     ward.probes["autopsy"].click()
-    assert "the diagnosis of Ada is open" in ward.said.value
+    assert "the diagnosis of Ada is open" in ward.message.value
     ward.surrender.click()
     assert ward.shift.outcome == outcome
 
@@ -204,7 +204,7 @@ def test_the_button_runs_the_case_and_what_it_found_stands_in():
     assert "two calls" in ward.shown.value
     assert ward.shift.visit.minutes == 3
     assert ward.real.bar.value == 1.0
-    assert "2 signs of Sam are from this run" in ward.said.value
+    assert "2 signs of Sam are from this run" in ward.message.value
     assert not ward.real.go.disabled
     assert ward.real.end.disabled
 
@@ -222,7 +222,7 @@ def test_a_run_can_be_stopped_and_another_patient_chosen_meanwhile():
         ward.real.end.click()
         while ward.real.running or ward.real.go.disabled:
             await asyncio.sleep(0.01)
-        assert "stopped" in ward.said.value
+        assert "stopped" in ward.message.value
         assert "Tess" in ward.static().label
         assert ward.shift.order("ledger") == RECORDED["Tess"]["ledger"]
         ward.shift.admit("Sam")

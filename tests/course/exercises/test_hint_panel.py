@@ -36,7 +36,7 @@ def test_hints_open_one_after_the_other_and_each_is_counted() -> None:
     panel.buttons[1].click()
     panel.buttons[2].click()
     assert giver.given == panel.opened == [1, 2, 3]
-    assert "03.2 &lt;2&gt;" in panel.said.value
+    assert "03.2 &lt;2&gt;" in panel.message.value
 
 
 def test_a_hint_that_is_opened_again_is_not_shown_twice() -> None:
@@ -45,7 +45,7 @@ def test_a_hint_that_is_opened_again_is_not_shown_twice() -> None:
     panel = HintPanel("03.2", giver.hint, giver.solution)
     panel.unfold(1)
     panel.unfold(1)
-    assert panel.said.value.count("03.2") == 1
+    assert panel.message.value.count("03.2") == 1
 
 
 def test_the_solution_waits_for_an_attempt() -> None:
@@ -53,11 +53,11 @@ def test_the_solution_waits_for_an_attempt() -> None:
     giver = Giver()
     panel = HintPanel("03.2", giver.hint, giver.solution)
     panel.last.click()
-    assert "try it once first" in panel.said.value
-    assert "return" not in panel.said.value
+    assert "try it once first" in panel.message.value
+    assert "return" not in panel.message.value
     giver.tried = True
     panel.last.click()
-    assert "return 1 &lt; 2" in panel.said.value
+    assert "return 1 &lt; 2" in panel.message.value
 
 
 def test_where_no_widgets_run_there_are_words() -> None:

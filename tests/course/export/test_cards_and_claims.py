@@ -27,7 +27,7 @@ from labkit.course.claims.claim_quiz import MEANS, cells_on, condition_of
 from labkit.course.claims.claims_picture import amount, asked
 from labkit.course.export.cards_page import TS_FSRS, CardsPage
 from labkit.course.export.cells import TEMPLATES, templates
-from labkit.course.export.claims_page import ClaimsPage, Place, place_of
+from labkit.course.export.claims_page import CellLink, ClaimsPage, place_of
 from labkit.course.export.export import export
 from labkit.course.export.npm import Package
 from labkit.course.export.page import Page, page_of
@@ -146,9 +146,9 @@ def test_a_cell_of_a_lab_that_is_not_there_is_words(labs):
     """Would catch a dead link, and a name that is read wrongly."""
     pages = {page.number: page for page in labs if page.number in ("02", "10")}
     numbered = next(cell.id for cell in pages["10"].cells if cell.id.startswith("10-"))
-    assert place_of("03-12", pages) == Place("lab 03, cell 03-12", "")
-    assert place_of("10", pages) == Place("lab 10", "10_pipelines.html")
-    assert place_of("10-nothing", pages) == Place("lab 10, cell 10-nothing", "")
+    assert place_of("03-12", pages) == CellLink("lab 03, cell 03-12", "")
+    assert place_of("10", pages) == CellLink("lab 10", "10_pipelines.html")
+    assert place_of("10-nothing", pages) == CellLink("lab 10, cell 10-nothing", "")
     assert place_of(numbered, pages).file == f"10_pipelines.html#cell-id={numbered}"
     other = next(cell.id for cell in pages["02"].cells if not cell.id.startswith("02-"))
     assert place_of(f"02·{other}", pages).file == f"02_point_to_point.html#cell-id={other}"

@@ -57,7 +57,7 @@ def test_a_number_that_is_nearly_right_is_told_what_is_wrong_with_it(expression,
     """Would catch "wrong" without a reason, for a slip that one sees."""
     match = held_against(figure(expression), quantities(typed))
     assert not match.met
-    assert words in match.told
+    assert words in match.remark
 
 
 @cases(
@@ -109,10 +109,10 @@ def test_a_law_that_is_nearly_right_is_told_what_it_is():
     """Would catch a bare "no" for the most common mistake."""
     half = judge(the_deck()["ring-latency"], "A ring waits (n-1) times, and a tree ceil(log2(n)) times.")["law"]
     assert not half.reached
-    assert "1/2 of the truth" in half.told[0]
+    assert "1/2 of the truth" in half.remarks[0]
     denied = judge(the_deck()["pp-in-flight"], "I would not say min(p - r, m).")["law"]
     assert not denied.reached
-    assert "denies it" in " ".join(denied.told)
+    assert "denies it" in " ".join(denied.remarks)
 
 
 @cases("row", TYPED)
@@ -153,7 +153,7 @@ def test_the_claim_comes_first_and_a_trade_off_has_two_sides():
     parts = card.parts()
     late = judge(card, "\n".join([parts["reason"], parts["limits"], parts["number"], parts["claim"]]))["claim"]
     assert not late.reached
-    assert "comes late" in late.told[0]
+    assert "comes late" in late.remarks[0]
     twice = judge(card, "\n".join([parts["claim"].partition(";")[2], parts["reason"], parts["limits"], parts["claim"]]))
     assert twice["claim"].reached, "what is said at first and again at the end"
     costs = "Larger ones waste fewer latencies, but the last gradients then hide behind nothing."
@@ -163,7 +163,7 @@ def test_the_claim_comes_first_and_a_trade_off_has_two_sides():
     assert judge(card, both)["costs"].reached
     half = judge(card, "They should be larger, which wastes fewer latencies.")["costs"]
     assert not half.reached
-    assert half.told == ("that is one side of it: what is on the other?",)
+    assert half.remarks == ("that is one side of it: what is on the other?",)
 
 
 def test_a_book_is_no_answer():

@@ -122,7 +122,7 @@ def test_a_whole_session_is_clicked_through_from_start_to_report():
     assert "note 1" in words(panel)
     assert controls(panel) == ["again"]
     page.check(panel.static())
-    panel.again.click()
+    panel.restart_button.click()
     assert controls(panel)[-1] == "start"
 
 
@@ -254,7 +254,7 @@ def test_stopping_shows_the_report_of_what_was_answered():
     panel = room.start()
     panel.stop.click()
     assert "No question was answered" in words(panel)
-    panel.again.click()
+    panel.restart_button.click()
     room.start()
     panel.show_answer.click()
     panel.onward.click()
@@ -325,8 +325,8 @@ def test_notes_are_words_and_no_html(words_):
     panel = room.start()
     panel.notes.value = words_
     panel.stop.click()
-    assert words_ not in panel.told.value
-    assert words_.replace("<", "").split()[0].strip(">")[:3] in panel.told.value
+    assert words_ not in panel.report.value
+    assert words_.replace("<", "").split()[0].strip(">")[:3] in panel.report.value
 
 
 def test_a_typed_answer_ticks_what_it_contains_with_the_evidence_and_every_tick_can_be_changed():
@@ -352,4 +352,4 @@ def test_a_typed_answer_ticks_what_it_contains_with_the_evidence_and_every_tick_
     panel.onward.click()
     panel.notes.value = "a" * 20_001
     panel.show_answer.click()
-    assert "20,000 characters at most" in panel.said.value
+    assert "20,000 characters at most" in panel.message.value

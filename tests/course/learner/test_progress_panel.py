@@ -11,21 +11,21 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit.course.exercises.catalogue import problem
-from labkit.course.learner.progress import Progress, Row
+from labkit.course.learner.progress import Progress, Standing
 from labkit.course.learner.progress_panel import ALL, ProgressPanel
 from labkit.course.learner.progress_picture import next_up, progress, standing, table, totals
 from tests.counting import lines
 from tests.view import page
 
 WHEN = datetime(2026, 3, 1, tzinfo=UTC)
-NEW = Row("03.1", "A <ring> & more", "03", 20, 3, 5)
+NEW = Standing("03.1", "A <ring> & more", "03", 20, 3, 5)
 FAILED = replace(NEW, key="03.2", tries=3, hints=2, cause="the whole is sent")
 DONE = replace(NEW, key="03.3", tries=2, passed=True, first_passed=WHEN)
 STARRED = replace(DONE, key="07.1", lab="07", starred=True, hints=3, seen=True)
 ROWS = (NEW, FAILED, DONE, STARRED)
 
 
-def many(labs: int, each: int) -> list[Row]:
+def many(labs: int, each: int) -> list[Standing]:
     kinds = [NEW, replace(FAILED, tries=1234, hints=3, seen=True, cause="words " * 60), DONE, STARRED]
     return [
         replace(kinds[(lab * 7 + place) % 4], key=f"{lab:02}.{place}", lab=f"{lab:02}", title="A long title " * 9)
@@ -64,7 +64,7 @@ def test_every_state_has_its_word_number_and_sign_without_any_colour():
     assert len({_shapes(replace(FAILED, hints=k, seen=seen)) for k in range(4) for seen in (False, True)}) == 8
 
 
-def _shapes(row: Row) -> str:
+def _shapes(row: Standing) -> str:
     """The box of an exercise without words and fills."""
     root = ET.fromstring(str(progress([row])))
     (group,) = [each for each in root.iter(page.SVG + "g") if _title(each).startswith(row.key)]
@@ -169,11 +169,11 @@ def test_the_button_reads_again_and_the_lab_stays():
     now.append(replace(NEW, key="08.1", lab="08"))
     now[3] = replace(STARRED, tries=9)
     assert "star, 2" in page.texts(panel.static())
-    panel.again.click()
+    panel.refresh_button.click()
     assert "star, 9" in page.texts(panel.static())
     assert (panel.lab.value, panel.lab.options) == ("07", (ALL, "03", "07", "08"))
     now[:] = ROWS[:2]
-    panel.again.click()
+    panel.refresh_button.click()
     assert (panel.lab.value, panel.rows) == (ALL, ROWS[:2])
 
 
@@ -189,17 +189,17 @@ def test_what_cannot_be_read_is_told_and_the_last_picture_stays(fault):
 
     panel = ProgressPanel(ask)
     answers.append(fault)
-    panel.again.click()
-    assert panel.said.value == "the &lt;file&gt; is locked: this is how far you were before"
+    panel.refresh_button.click()
+    assert panel.message.value == "the &lt;file&gt; is locked: this is how far you were before"
     assert panel.rows == ROWS
     panel.lab.value = "03"
-    assert "locked" in panel.said.value
+    assert "locked" in panel.message.value
     answers.append(ROWS)
-    panel.again.click()
-    assert panel.said.value == ""
+    panel.refresh_button.click()
+    assert panel.message.value == ""
     answers.append(fault)
     never = ProgressPanel(ask)
-    assert "locked" in never.said.value
+    assert "locked" in never.message.value
     page.check(never.static())
 
 
@@ -215,20 +215,20 @@ def test_a_static_twin_stands_below_the_live_view():
 def test_controls_can_be_reached_by_keyboard_and_say_what_they_are():
     """Would catch a control that only a pointer can use, or that a reader of screens calls 'combobox'."""
     panel = ProgressPanel(lambda: ROWS)
-    assert (panel.lab.description, panel.again.description) == ("lab", "refresh")
+    assert (panel.lab.description, panel.refresh_button.description) == ("lab", "refresh")
     assert panel.lab.tooltip
-    assert panel.again.tooltip
-    assert (panel.lab.disabled, panel.again.disabled) == (False, False)
+    assert panel.refresh_button.tooltip
+    assert (panel.lab.disabled, panel.refresh_button.disabled) == (False, False)
     assert {type(each).__name__ for each in panel.children} == {"HBox", "HTML"}
 
 
 def test_the_panel_shows_what_was_kept(tmp_path):
-    """Would catch a Row without a field that the picture needs."""
+    """Would catch a Standing without a field that the picture needs."""
     kept = Progress(tmp_path / "p.sqlite3")
     panel = ProgressPanel(lambda: kept.rows([problem("03.2")]))
     assert [row.key for row in panel.rows] == ["03.2"]
     kept.hint("03.2", 1)
-    panel.again.click()
+    panel.refresh_button.click()
     assert "1 hint;" in panel.static().label
 
 

@@ -155,7 +155,7 @@ def test_the_controls_move_the_picture():
     explorer = BottleneckExplorer(STEPS)
     assert "4 ranks: 55 ms a step" in explorer.static().label
     assert "what if" not in explorer.shown.value
-    assert f"serial share of {explorer.serial_fit:.1%}" in explorer.said.value
+    assert f"serial share of {explorer.serial_fit:.1%}" in explorer.message.value
     explorer.wire.value = 4.0
     assert "then 40 ms" in explorer.shown.value
     explorer.data.value = math.inf

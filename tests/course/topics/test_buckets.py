@@ -76,10 +76,10 @@ def test_nonsense_is_told_and_the_picture_stays():
     before = explorer.shown.value
     for odd in ("large", "0", "-3 KiB", ""):
         explorer.typed.value = odd
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         assert explorer.shown.value == before == str(explorer.static())
     explorer.typed.value = "128 KiB"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_the_button_measures_the_chosen_size_and_an_error_is_told():
@@ -96,10 +96,10 @@ def test_the_button_measures_the_chosen_size_and_an_error_is_told():
     explorer.button.click()
     assert asked == [256 * KIB]
     assert "measured with buckets of 256 KiB: 125 ms" in explorer.shown.value
-    assert explorer.said.value == "measured with buckets of 256 KiB"
+    assert explorer.message.value == "measured with buckets of 256 KiB"
     explorer.size.value = 64 * KIB
     explorer.button.click()
-    assert explorer.said.value == "RuntimeError: rank 1 is gone"
+    assert explorer.message.value == "RuntimeError: rank 1 is gone"
     assert not explorer.button.disabled
     assert BucketExplorer(BLOCKS, WIRE).button.disabled
 
@@ -124,6 +124,6 @@ def test_a_stop_in_the_middle_is_told_and_the_button_is_there_again():
     explorer = BucketExplorer(BLOCKS, WIRE, 0.1, measure=stopped)
     with pytest.raises(KeyboardInterrupt):
         explorer.run()
-    assert explorer.said.value == "stopped: nothing was measured"
+    assert explorer.message.value == "stopped: nothing was measured"
     assert not explorer.button.disabled
     assert explorer.measured == {}

@@ -74,7 +74,7 @@ def test_the_sliders_move_the_picture_and_dots_stay_with_their_stack():
     assert "19,922,944 B measured" in explorer.static().label
     explorer.length.value = 5
     assert "8 segments of at most 5" in explorer.shown.value
-    assert explorer.said.value == "36 layers in 8 segments of 4 or 5"
+    assert explorer.message.value == "36 layers in 8 segments of 4 or 5"
     explorer.ratio.value = 16
     assert "measured" not in explorer.shown.value
     assert "lowest at k = 1.5" in explorer.shown.value
@@ -90,11 +90,11 @@ def test_a_cap_that_is_no_number_is_told_and_the_picture_stays():
     explorer = CheckpointExplorer(STACK, DOTS)
     before = explorer.shown.value
     explorer.cap.value = "a lot"
-    assert explorer.said.value.startswith("&#x27;a lot&#x27; is not a number of B")
+    assert explorer.message.value.startswith("&#x27;a lot&#x27; is not a number of B")
     assert explorer.shown.value == before == str(explorer.static())
     explorer.cap.value = "16 MiB"
     assert "cap 16 MiB" in explorer.shown.value
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     explorer.cap.value = ""
     assert "cap" not in explorer.shown.value
 

@@ -72,10 +72,10 @@ def test_nonsense_is_told_and_the_picture_stays():
     before = explorer.shown.value
     for odd in ("many", "2.5", "0", "1e9", "-4", ""):
         explorer.ranks.value = odd
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         assert explorer.shown.value == before == str(explorer.static())
     explorer.ranks.value = "64"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     with pytest.raises(ValueError, match="no recorded runs"):
         CompressionExplorer({}, LOSSES, 10, 4)
     with pytest.raises(ValueError, match="no run has a loss"):

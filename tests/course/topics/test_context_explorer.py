@@ -117,13 +117,13 @@ def test_nonsense_is_told_and_the_picture_stays():
         (explorer.rate, "fast", "is not a number of flop/s"),
     ):
         sound, control.value = control.value, odd
-        assert words in explorer.said.value
+        assert words in explorer.message.value
         assert explorer.shown.value == before
         control.value = sound
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     explorer.ranks.value = 16
     explorer.view.value = VIEWS[1]
-    assert "16 ranks are too many" in explorer.said.value
+    assert "16 ranks are too many" in explorer.message.value
     with pytest.raises(ValueError, match="link is one of nvlink, .*, got 'string'"):
         ContextExplorer(link="string")
     with pytest.raises(ValueError, match="9 ranks are too many"):

@@ -27,7 +27,7 @@ def test_every_row_of_a_frame_is_there_once_and_at_the_rank_of_its_expert(n, opt
         page.check(dispatch(film, step))
         assert sorted(row for rows in frame for row in rows if row.kept) == start
         for rank, rows in enumerate(frame):
-            assert all(rank == (row.expert // film.mine if step in (2, 3) else row.home) for row in rows)
+            assert all(rank == (row.expert // film.per_rank if step in (2, 3) else row.home) for row in rows)
     for rows in (*film.frames[1], *film.frames[3]):
         assert [row.expert for row in rows] == sorted(row.expert for row in rows)
     for rows in film.frames[2]:

@@ -97,18 +97,18 @@ def test_an_answer_brings_the_causes_and_another_trace_hides_them_again():
     explain = ExplainTrace({"trace A": EXPOSED, "trace B": LATE, "trace C": FINE})
     assert "computing or in a verb" in explain.static().label
     explain.says.value = "late"
-    assert f"No: {KINDS['exposed']}" in explain.said.value
+    assert f"No: {KINDS['exposed']}" in explain.message.value
     assert "exposed" in explain.picture.label
     explain.says.value = "exposed"
-    assert "Right" in explain.said.value
-    assert "1 of 3 explained" in explain.said.value
+    assert "Right" in explain.message.value
+    assert "1 of 3 explained" in explain.message.value
     explain.trace.value = "trace B"
     assert explain.says.value == ""
-    assert explain.said.value == ""
+    assert explain.message.value == ""
     assert "computing or in a verb" in explain.picture.label
     explain.says.value = "late"
     assert explain.right == 2
-    assert "Rank 1 computes for 96 ms" in explain.said.value
+    assert "Rank 1 computes for 96 ms" in explain.message.value
     explain.trace.value = "trace A"
     assert explain.says.value == "exposed"
     assert explain.answers == {"trace A": "exposed", "trace B": "late"}

@@ -57,10 +57,10 @@ def test_nonsense_is_told_and_the_picture_stays():
     for odd in ("soon", "-1 s", "0 s"):
         explorer.latency.value = odd
         explorer.most.click()
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         assert explorer.shown.value == before
     explorer.latency.value = "30 ms"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_a_redraw_is_little_work():

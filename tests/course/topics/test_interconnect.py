@@ -100,13 +100,13 @@ def test_nonsense_keeps_the_last_picture_and_says_why(field, typed, said):
     it = explorer()
     before = it.shown.value
     it.typed[field].value = typed
-    assert said in it.said.value
-    assert "the last one that made sense" in it.said.value
+    assert said in it.message.value
+    assert "the last one that made sense" in it.message.value
     assert it.shown.value == before == str(it.static())
     it.measure()
     assert not it.measured
     it.typed[field].value = ("100 us", "45 MB/s", "1 ms", "5 MB/s")[field]
-    assert it.said.value == ""
+    assert it.message.value == ""
 
 
 def test_two_ranks_together_lie_on_one_node_and_one_rank_has_no_wire():
@@ -158,7 +158,7 @@ def test_the_button_lets_others_have_a_word_and_stop_ends_it():
         await it.real.task
 
     asyncio.run(press())
-    assert it.said.value == "stopped: nothing is kept of this run"
+    assert it.message.value == "stopped: nothing is kept of this run"
     assert not it.measured
     assert not it.real.running
     it.real.go.click()  # no loop runs here: at once
@@ -169,7 +169,7 @@ def test_what_would_take_too_long_is_refused(monkeypatch):
     """Would catch a page that waits for minutes."""
     monkeypatch.setattr(module, "LONGEST_S", 1e-3)
     it = explorer().measure()
-    assert "to wait" in it.said.value
+    assert "to wait" in it.message.value
     assert not it.measured
 
 

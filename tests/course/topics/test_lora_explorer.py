@@ -74,11 +74,11 @@ def test_controls_move_the_picture_and_measurements_stay_with_their_run():
     explorer = LoRAExplorer(SHAPE, 8, 8, HELD, SEEN)
     assert "8,192 of 210,304 parameters train, 3.895%" in explorer.shown.value
     assert "measured" in explorer.shown.value
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     explorer.rank.value = 16
     assert "measured" not in explorer.shown.value
     assert "16,384 of 210,304" in explorer.static().label
-    assert "by law" in explorer.said.value
+    assert "by law" in explorer.message.value
     explorer.targets.value = FULL
     assert "210,304 of 210,304 parameters train, 100.000%" in explorer.shown.value
     assert "measured" in explorer.shown.value
@@ -101,8 +101,8 @@ def test_a_width_that_cannot_be_is_told_and_the_picture_stays(typed, said):
     explorer = LoRAExplorer(SHAPE, 8, 8, HELD, SEEN)
     before = explorer.shown.value
     explorer.width.value = typed
-    assert said in explorer.said.value
-    assert "the picture is the last one that made sense" in explorer.said.value
+    assert said in explorer.message.value
+    assert "the picture is the last one that made sense" in explorer.message.value
     assert explorer.shown.value == before == str(explorer.static())
     explorer.width.value = "1,024"
     assert "parameters train" in explorer.shown.value

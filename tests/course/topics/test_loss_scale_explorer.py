@@ -92,9 +92,9 @@ def test_the_sliders_run_the_real_machine():
 def test_a_run_that_cannot_be_saved_is_told():
     """Would catch an error that leaves the sliders dead."""
     explorer = LossScaleExplorer([False] * 200)
-    assert "look at the first loss that is not finite" in explorer.said.value
+    assert "look at the first loss that is not finite" in explorer.message.value
     explorer.backoff.value = 0.95
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_the_default_rule_is_torch_s():

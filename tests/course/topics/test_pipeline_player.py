@@ -236,15 +236,15 @@ def test_an_order_of_ones_own_is_played_and_one_that_hangs_is_told():
     assert "recorded" in shown.shown.value  # the same order by another name
     before = shown.shown.value
     shown.program.value = "F0 B0 F1 B1\nF0 F1 B1 B0"
-    assert "rank 0 at 0B0 needs 1B0; rank 1 at 1F1 needs 0F1" in shown.said.value
+    assert "rank 0 at 0B0 needs 1B0; rank 1 at 1F1 needs 0F1" in shown.message.value
     assert shown.shown.value == before
     shown.program.value = "B0 F0 F1 B1\nF0 F1 B0 B1"
-    assert "deadlocks: rank 0 at 0B0 needs 0F0" in shown.said.value
-    assert shown.said.value.endswith("the picture is the last one that made sense")
+    assert "deadlocks: rank 0 at 0B0 needs 0F0" in shown.message.value
+    assert shown.message.value.endswith("the picture is the last one that made sense")
     shown.program.value = "\n".join(["F0 B0"] * 9)
-    assert "8 ranks at most, got 9 lines" in shown.said.value
+    assert "8 ranks at most, got 9 lines" in shown.message.value
     shown.program.value = "F0 B0 F1 B1\nF0 B0 F1 B1"
-    assert shown.said.value == ""
+    assert shown.message.value == ""
     assert "by hand, 2 ranks, 2 micro-batches: 12 forwards" in shown.shown.value
 
 

@@ -17,8 +17,8 @@ def test_every_published_schedule_fills_the_pad_and_stands_beside_1f1b(name):
     pad.name.value = name
     made = validate(published(name))
     assert pad.schedule.programs == made.programs
-    assert f"<td>{name}</td>" in pad.said.value
-    assert "<td>1f1b</td><td>33</td><td>27.3%</td><td>27.3%</td><td>4</td>" in pad.said.value
+    assert f"<td>{name}</td>" in pad.message.value
+    assert "<td>1f1b</td><td>33</td><td>27.3%</td><td>27.3%</td><td>4</td>" in pad.message.value
     cost, _ = weigh(made)
     assert cost.length * (1 - cost.waits) == pytest.approx(24)
     assert pad.shown.value.startswith("<svg")
@@ -40,13 +40,13 @@ def test_naive_input_leaves_the_last_picture_and_a_place_to_look_at():
     for text, told in (("", "no action is there"), ("0F0 0G0", "line 1, column 5"), ("F0 B0\n" * 9, "8 ranks at most"),
                        ("<b>", "&lt;b&gt;")):  # fmt: skip
         pad.text.value = text
-        assert told in pad.said.value
+        assert told in pad.message.value
         pad.run()
-        assert told in pad.said.value
+        assert told in pad.message.value
         assert pad.ran is None
         assert pad.shown.value == before
     pad.text.value = "# mine\n0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
-    assert "<td>mine</td>" in pad.said.value
+    assert "<td>mine</td>" in pad.message.value
 
 
 @cases("name", ["dualpipe", "v_min"])
@@ -58,7 +58,7 @@ def test_run_it_runs_the_text_on_ranks_and_compares_with_one_process(name):
     assert [span.action for span in pad.ran.spans if span.rank == 2] == list(pad.schedule.programs[2])
     assert pad.ran.gap < 1e-12
     assert "recorded in" in pad.shown.value
-    assert "loss and gradients are one process's" in pad.said.value
+    assert "loss and gradients are one process's" in pad.message.value
     pad.name.value = "gpipe"
     assert pad.ran is None
     assert "recorded in" not in pad.shown.value

@@ -192,11 +192,11 @@ def test_nonsense_is_told_and_the_picture_stays(name, typed, said):
     explorer = SplitExplorer(LAYER)
     before, good = explorer.shown.value, explorer.typed[name].value
     explorer.typed[name].value = typed
-    assert said in explorer.said.value
-    assert "the picture is the last one that made sense" in explorer.said.value
+    assert said in explorer.message.value
+    assert "the picture is the last one that made sense" in explorer.message.value
     assert explorer.shown.value == before == str(explorer.static())
     explorer.typed[name].value = good
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_a_redraw_is_little_work_also_for_many_ranks():

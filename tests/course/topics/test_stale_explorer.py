@@ -73,10 +73,10 @@ def test_nonsense_is_told_and_the_picture_stays():
     before = explorer.shown.value
     for odd in ("steep", "-1", "0", "1e9", ""):
         explorer.curvature.value = odd
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         assert explorer.shown.value == before == str(explorer.static())
     explorer.curvature.value = "2"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_a_redraw_is_little_work():

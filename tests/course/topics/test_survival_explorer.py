@@ -50,15 +50,15 @@ def test_nonsense_is_told_and_the_picture_stays():
     before = explorer.shown.value
     for odd in ("soon", "-1 s", ""):
         explorer.copy.value = odd
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         explorer.best.click()
         explorer.play.click()
-        assert "the picture is the last one that made sense" in explorer.said.value
+        assert "the picture is the last one that made sense" in explorer.message.value
         assert explorer.shown.value == before
     explorer.copy.value = "5 s"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     explorer.write.value = "2000 s"
-    assert "save every 1995 s or less often" in explorer.said.value
+    assert "save every 1995 s or less often" in explorer.message.value
 
 
 def test_a_redraw_is_little_work():

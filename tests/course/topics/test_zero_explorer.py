@@ -190,11 +190,11 @@ def test_nonsense_is_told_and_the_last_picture_stays(control, typed, said):
     explorer = ZeROExplorer(device="h200")
     before = explorer.shown.value
     getattr(explorer, control).value = typed
-    assert said in explorer.said.value
-    assert "the last one that made sense" in explorer.said.value
+    assert said in explorer.message.value
+    assert "the last one that made sense" in explorer.message.value
     assert explorer.shown.value == before == str(explorer.static())
     explorer.params.value, explorer.ranks.value = "1.5e9", "16"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     assert "1.5 billion" in explorer.shown.value
 
 

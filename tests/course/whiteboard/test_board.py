@@ -61,8 +61,8 @@ def test_a_formula_gets_its_verdict_and_its_picture():
     assert "bytes of the whole tensor" in str(board.static())
     board.field.value = "(n-1)/n*S"
     assert board.verdict.kind == "factor"
-    assert "Right up to a factor" in board.said.value
-    assert "a reduce-scatter" in board.said.value
+    assert "Right up to a factor" in board.message.value
+    assert "a reduce-scatter" in board.message.value
     assert r"\frac{n - 1}{n} \cdot S" in board.reading.value
     assert "ring all-reduce: bytes over n: apart everywhere" in board.picture.label
     board.along.value = "S"
@@ -70,7 +70,7 @@ def test_a_formula_gets_its_verdict_and_its_picture():
     board.field.value = "2*(n-1)/n*S"
     assert board.verdict.right
     assert board.derived == {"ring all-reduce: bytes"}
-    assert "1 of 30 derived" in board.said.value
+    assert "1 of 30 derived" in board.message.value
     assert "nowhere apart" in board.picture.label
 
 
@@ -84,9 +84,9 @@ def test_nonsense_is_told_with_its_column_and_the_picture_stays(nonsense):
     assert board.picture is before
     assert board.verdict is None
     assert board.reading.value == ""
-    assert "column " in board.said.value
-    assert "the picture is the last one that made sense" in board.said.value
-    assert "<b>" not in board.said.value
+    assert "column " in board.message.value
+    assert "the picture is the last one that made sense" in board.message.value
+    assert "<b>" not in board.message.value
 
 
 def test_another_question_begins_with_an_empty_field():
@@ -94,15 +94,15 @@ def test_another_question_begins_with_an_empty_field():
     board = Whiteboard("bubble")
     board.field.value = "(p-1)/(m+p-1)"
     board.reveal.value = True
-    assert "plan.schedule.bubble" in board.said.value
+    assert "plan.schedule.bubble" in board.message.value
     board.choice.value = "Amdahl: speed-up"
     assert (board.field.value, board.reveal.value, board.verdict) == ("", False, None)
     assert board.along.options == ("n", "s")
     assert "share s of the work" in board.asking.value
     assert "Amdahl: speed-up" in board.picture.label
-    assert "bubble" not in board.said.value
+    assert "bubble" not in board.message.value
     board.field.value = "1/(s + (1-s)/n)"
-    assert "2 of 30 derived" in board.said.value
+    assert "2 of 30 derived" in board.message.value
 
 
 def test_a_menu_of_some_and_names_that_are_not_there():

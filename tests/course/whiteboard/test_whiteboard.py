@@ -248,7 +248,7 @@ def test_common_mistakes_are_found_and_named(each):
         assert not found.right, other
         assert any(other.why in said for said in found.said), (other, found)
         assert found.at
-        assert found.mine != found.truth
+        assert found.value != found.truth
 
 
 @by_name
@@ -307,6 +307,6 @@ def test_the_first_point_where_it_differs_can_be_checked_by_hand():
     """Would catch values at which both print the same digits."""
     for name, said in (("ring all-reduce: seconds", "2*(n-1)*alpha"), ("checkpointing: bytes held", "L/k*I + k*A")):
         found = check(asked(name), said)
-        assert f"{found.mine:.5g}" != f"{found.truth:.5g}"
-        assert float(asked(name).read(said).value(found.at)) == found.mine
+        assert f"{found.value:.5g}" != f"{found.truth:.5g}"
+        assert float(asked(name).read(said).value(found.at)) == found.value
         assert float(asked(name).law(found.at)) == found.truth

@@ -49,20 +49,20 @@ def test_a_note_is_gone_with_the_picture_that_it_was_for():
     """Would catch yesterday's warning over today's picture."""
     explorer = Halves()
     explorer.number.value = 7
-    assert explorer.said.value == "made <b>even</b>"
+    assert explorer.message.value == "made <b>even</b>"
     explorer.number.value = 12
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_what_makes_no_sense_is_told_and_the_last_picture_stays():
     """Would catch an empty widget, a traceback in its place, and words that are taken for HTML."""
     explorer = Halves()
     explorer.number.value = -4
-    assert explorer.said.value == "-4 &lt; 0 has no half here: the picture is the last one that made sense"
+    assert explorer.message.value == "-4 &lt; 0 has no half here: the picture is the last one that made sense"
     assert "half: 1" in explorer.shown.value
     assert "half: 1" in str(explorer.static())
     explorer.number.value = 6
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     assert "half: 3" in explorer.shown.value
 
 

@@ -146,9 +146,9 @@ def test_a_widget_that_shows_nonsense_has_no_film():
     """Would catch a film beside a picture that is not in it."""
     explorer = Roots()
     explorer.number.value = -2
-    shown = explorer.said.value
+    shown = explorer.message.value
     assert explorer.kept() == {}
-    assert (explorer.said.value, explorer.number.value, explorer.is_valid) == (shown, -2, False)
+    assert (explorer.message.value, explorer.number.value, explorer.is_valid) == (shown, -2, False)
 
 
 def test_two_controls_are_gone_through_one_within_the_other():

@@ -122,11 +122,11 @@ def test_a_prediction_keeps_the_last_number_that_made_sense_and_says_what_is_wro
         guess.commit()
         assert guess.value == 7
         assert not guess.committed
-        assert "is not a number of B, 0 or more; still 7 B" in guess.said.value
+        assert "is not a number of B, 0 or more; still 7 B" in guess.message.value
     guess.field.value = "1,024"
     assert guess.value == 1024
     assert guess.committed
-    assert guess.said.value == "you predict 1,024 B"
+    assert guess.message.value == "you predict 1,024 B"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_a_learner_types_is_shown_and_never_run():
     """Would catch markup in a question or an answer that becomes part of the page."""
     guess = Predict("Is a < b & <i>c</i>?")
     guess.field.value = "<img src=x onerror=alert(1)>"
-    assert "<img" not in guess.said.value
+    assert "<img" not in guess.message.value
     assert guess.children[0].value == "<b>Is a &lt; b &amp; &lt;i&gt;c&lt;/i&gt;?</b>"
 
 
@@ -291,11 +291,11 @@ def test_play_tells_an_error_and_keeps_the_picture_before_it():
     play = Play(draw, n=(1, 9, 2))
     before = play.shown.value
     play.controls["n"].value = 3
-    assert "3 &lt;does&gt; not divide" in play.said.value
+    assert "3 &lt;does&gt; not divide" in play.message.value
     assert play.shown.value == before
     play.controls["n"].value = 4
     assert "4 s" in play.shown.value
-    assert "in " in play.said.value
+    assert "in " in play.message.value
 
 
 @pytest.mark.parametrize("control", [(6, 3, 4), (1, 2), "x", (1.0, 2.0, 1.5), (1, 5, 9)])

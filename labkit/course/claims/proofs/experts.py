@@ -100,8 +100,8 @@ def c122() -> Finding:
     four = capped.run(losses_of, configs, Layout(dp=4, ep=4), n_ranks=4)[0].value
     for words, alone, dealt in zip(("dropless", "capacity 0.8"), one, four, strict=True):
         off = max(abs(a - b) for a, b in zip(alone, dealt, strict=True))
-        said = "the same losses" if off < 1e-12 else f"losses {off:.1e} apart"
-        settings.append(Setting(f"{words}, four ranks and one process", "other losses", said, measured=True))
+        difference = "the same losses" if off < 1e-12 else f"losses {off:.1e} apart"
+        settings.append(Setting(f"{words}, four ranks and one process", "other losses", difference, measured=True))
     return Finding.of(settings)
 
 

@@ -89,10 +89,10 @@ def average_of_shards(group: Group, sizes: tuple[int, ...]) -> float:
     """The relative difference between DDP's mean of the ranks' gradients and the gradient of all rows, in float64."""
     x, y = rows(sum(sizes))
     start = sum(sizes[: group.rank])
-    mine = slice(start, start + sizes[group.rank])
+    window = slice(start, start + sizes[group.rank])
     model, whole = net(), net()
     sync = DDP(model, group, Descent)  # type: ignore[arg-type]
-    (model(x[mine]) - y[mine]).square().mean().backward()
+    (model(x[window]) - y[window]).square().mean().backward()
     sync.finish()
     (whole(x) - y).square().mean().backward()
     averaged, wanted = (

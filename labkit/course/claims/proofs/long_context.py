@@ -34,14 +34,14 @@ def attended(group: Group, way: str, heads: int, key_heads: int) -> tuple[Tensor
     """(places, answer and gradients there, bytes sent forward and backward) of this rank, by one of the three ways."""
     attention = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}[way]
     order = contiguous if way == "ulysses" else zigzag
-    mine = positions_of(order(LENGTH, group.size)[group.rank])
-    q, k, v, grad = (x[:, :, mine] for x in whole(heads, key_heads))
+    places = positions_of(order(LENGTH, group.size)[group.rank])
+    q, k, v, grad = (x[:, :, places] for x in whole(heads, key_heads))
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     group.ledger.clear()
     y = attention(q, k, v, group)
     forward = group.ledger.sent_bytes()
     grads = torch.autograd.grad(y, (q, k, v), grad)
-    return mine, [y.detach(), *grads], forward, group.ledger.sent_bytes() - forward
+    return places, [y.detach(), *grads], forward, group.ledger.sent_bytes() - forward
 
 
 def c125() -> Finding:
@@ -65,8 +65,8 @@ def c126() -> Finding:
 
     def by_law(name: str, n: int, key_heads: int) -> Setting:
         layer = CutAttention(2**17, n, 64, key_heads, 128)
-        found = sum(sent("ulysses", layer)) / sum(sent("ring", layer))
-        return Setting(name, 1, found, "of the ring's bytes", rule="below")
+        ratio = sum(sent("ulysses", layer)) / sum(sent("ring", layer))
+        return Setting(name, 1, ratio, "of the ring's bytes", rule="below")
 
     return Finding.of(
         [
@@ -114,9 +114,9 @@ def c128() -> Finding:
     settings = []
     for way in ("ring", "gather", "ulysses"):
         off = max(
-            float((mine - theirs[:, :, places]).abs().max())
+            float((part - theirs[:, :, places]).abs().max())
             for places, seen, _, _ in (reply.value for reply in capped.run(attended, way, 4, 4))
-            for mine, theirs in zip(seen, exact, strict=True)
+            for part, theirs in zip(seen, exact, strict=True)
         )
         words = "exact" if off < 1e-12 else "an approximation"
         settings.append(Setting(f"{way}, answers and gradients", "an approximation", words, measured=True))

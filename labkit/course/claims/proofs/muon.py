@@ -82,8 +82,8 @@ def c118() -> Finding:
     """Take a step with both optimizers and count their state: of the matrices alone, with masters, of a whole GPT."""
 
     def share(name: str, mixed: bool, everything: bool) -> Setting:
-        found = state_of(True, mixed, everything) / state_of(False, mixed, everything)
-        return Setting(name, 0.5, found, "of AdamW's", measured=True)
+        ratio = state_of(True, mixed, everything) / state_of(False, mixed, everything)
+        return Setting(name, 0.5, ratio, "of AdamW's", measured=True)
 
     return Finding.of(
         [

@@ -72,16 +72,16 @@ def written(group: Group, folder: str) -> int:
 
 def c109() -> Finding:
     """Save one model from 1, 2 and 4 ranks, and look at the files."""
-    whole, settings = 0, []
+    total, settings = 0, []
     for n_ranks in (1, 2, 4):
         with tempfile.TemporaryDirectory() as folder, Cluster(n_ranks, device="cpu", quiet=True) as cluster:
             sizes = [reply.value for reply in cluster.run(written, folder)]
-        whole = whole or sum(sizes)
+        total = total or sum(sizes)
         if n_ranks > 1:
             settings.append(
-                Setting(f"{n_ranks} ranks, all files", whole / n_ranks, sum(sizes), "B", within=0.1, measured=True)
+                Setting(f"{n_ranks} ranks, all files", total / n_ranks, sum(sizes), "B", within=0.1, measured=True)
             )
-    return Finding.of(settings, gathered_bytes=whole, largest_of_4_bytes=max(sizes))
+    return Finding.of(settings, gathered_bytes=total, largest_of_4_bytes=max(sizes))
 
 
 def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -76,12 +76,12 @@ def sums_of_40_layers(group: Group) -> int:
 def c18() -> Finding:
     """Count the all-reduces of one block on two real ranks: after its forward, and after its backward."""
     forward, both = capped.run(sums_of_a_layer, False, n_ranks=2)[0].value
-    again = capped.run(sums_of_a_layer, True, n_ranks=2)[0].value[1]
+    checkpointed = capped.run(sums_of_a_layer, True, n_ranks=2)[0].value[1]
     return Finding.of(
         [
             Setting("forward", 2, forward, "all-reduces", within=0, measured=True),
             Setting("forward and backward", 2, both, "all-reduces", within=0, measured=True),
-            Setting("with checkpointing", 2, again, "all-reduces", within=0, measured=True),
+            Setting("with checkpointing", 2, checkpointed, "all-reduces", within=0, measured=True),
         ],
         premise="the forward pass alone is counted",
     )

@@ -50,7 +50,7 @@ def load_of(layer: MoE) -> Tensor:
 def broken(group: Group, steps: int = 100) -> tuple[list[float], nn.Module]:
     """Train a layer of experts."""
     layer, losses = mixture("none"), []
-    x, y = (own_rows(each, group) for each in task(ROWS * group.size))
+    x, y = (own_rows(tensor, group) for tensor in task(ROWS * group.size))
     for _ in range(steps):
         forget(layer)
         loss = (layer(x) - y).square().mean()
@@ -64,7 +64,7 @@ def broken(group: Group, steps: int = 100) -> tuple[list[float], nn.Module]:
 def repaired(group: Group, steps: int = 100) -> tuple[list[float], nn.Module]:
     """Train a layer of experts."""
     layer, losses = mixture("bias"), []
-    x, y = (own_rows(each, group) for each in task(ROWS * group.size))
+    x, y = (own_rows(tensor, group) for tensor in task(ROWS * group.size))
     for _ in range(steps):
         forget(layer)
         loss = (layer(x) - y).square().mean()

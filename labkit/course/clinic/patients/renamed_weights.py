@@ -64,8 +64,8 @@ def reference(n_ranks: int, steps: int = 16) -> tuple[list[float], nn.Module]:
 def found(chart: Chart) -> bool:
     """True if the losses begin anew in the middle, and every rank has the same weights."""
     ours, half = chart.losses, len(chart.losses) // 2
-    again = half > 1 and ours[0] != ours[1] and ours[half : 2 * half] == ours[:half]
-    return again and chart.apart("weights") == 0.0
+    restarted = half > 1 and ours[0] != ours[1] and ours[half : 2 * half] == ours[:half]
+    return restarted and chart.apart("weights") == 0.0
 
 
 CASE = Patient(

@@ -32,9 +32,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(case["rows"], 4, key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The right answer of each rank, worked out in one process."""
-    mean = torch.stack([x for (x,) in given]).double().mean(0).to(case.dtype)
+    mean = torch.stack([x for (x,) in inputs]).double().mean(0).to(case.dtype)
     return [mean] * case.n_ranks
 
 

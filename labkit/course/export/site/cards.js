@@ -132,7 +132,7 @@ function kernel(box, reviews, changed) {
       answer: card ? card.back : "",
       spans: card ? box.foreseen(card.id).map((at) => span(at - now)) : [],
       standing: sentence(card ? "to_go" : "none", { due: due.length, done, days: counted(box.streak(), "day") }),
-      told: before + reviews.note(),
+      note: before + reviews.note(),
     });
     since = performance.now();
     changed(box.progress(tag, lab));
@@ -156,7 +156,7 @@ const { model, ask, idle } = kernel(box, reviews, (counts) => { progress.textCon
 const panel = document.getElementById("panel");
 panel.replaceChildren(); // what it says to a browser without scripts
 render({ model, el: panel });
-setInterval(() => { if (idle()) ask(model.get("told")); }, 10_000); // a card that was forgotten comes within minutes
+setInterval(() => { if (idle()) ask(model.get("note")); }, 10_000); // a card that was forgotten comes within minutes
 
 document.getElementById("export").addEventListener("click", () => {
   const address = URL.createObjectURL(new Blob([reviews.text()], { type: "application/json" }));

@@ -59,9 +59,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(torch.tensor([names[place]]),) for place in places]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The seven entries of each rank, from the list of all node numbers."""
-    nodes = [int(node) for (node,) in given]
+    nodes = [int(node) for (node,) in inputs]
     n = case.n_ranks
     return [
         {

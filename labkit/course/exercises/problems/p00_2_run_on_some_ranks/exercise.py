@@ -53,10 +53,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(case["rows"], case["width"], key=rank), drawn(case)) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The sum over the chosen ranks on each of them, and None on the others."""
     chosen = drawn(case)
-    total = torch.stack([given[rank][0] for rank in chosen]).sum(0)
+    total = torch.stack([inputs[rank][0] for rank in chosen]).sum(0)
     return [total if rank in chosen else None for rank in range(case.n_ranks)]
 
 

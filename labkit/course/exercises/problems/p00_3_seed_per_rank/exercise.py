@@ -56,7 +56,7 @@ def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
         model = attempt(seed, lambda: mlp(width), group)
         return [parameter.detach() for parameter in model.parameters()], torch.rand(DRAWN)
 
-    (weights, noise), (again, same) = begin(seed), begin(seed)
+    (weights, noise), (second_weights, second_noise) = begin(seed), begin(seed)
     later = [begin(seed + step)[1] for step in range(1, group.size + 1)]
     raw = [torch.rand(DRAWN, generator=torch.Generator().manual_seed(seed + step)) for step in range(group.size + 1)]
     ours = aside(group)
@@ -64,16 +64,16 @@ def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
     over_runs = torch.cat([ours.all_gather(torch.stack([noise, *later])), torch.stack(raw)])
     return {
         "weights": weights,
-        "the same seed gives the same weights again": all(map(torch.equal, weights, again)),
-        "the same seed gives the same noise again": torch.equal(noise, same),
+        "the same seed gives the same weights again": all(map(torch.equal, weights, second_weights)),
+        "the same seed gives the same noise again": torch.equal(noise, second_noise),
         "different streams of noise, over the ranks": len(now.unique(dim=0)),
         "different streams, over the ranks, the next seeds and the weights": len(over_runs.unique(dim=0)),
     }
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The weights that one process draws, and the number of streams if no two are alike."""
-    seed, width = given[0]
+    seed, width = inputs[0]
     torch.manual_seed(seed)
     weights = [parameter.detach() for parameter in mlp(width).parameters()]
     n = case.n_ranks

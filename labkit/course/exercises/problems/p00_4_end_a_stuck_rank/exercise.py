@@ -113,9 +113,9 @@ def judged(states: list[str], waits_for: list[list[int]]) -> tuple[list[int], in
     return [rank for rank in range(n) if stuck[rank]], int(freed.argmax()) if stuck.any() else None
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The right reply to each situation."""
-    return [{told(*situation): judged(*situation) for situation in given[0][0]}]
+    return [{told(*situation): judged(*situation) for situation in inputs[0][0]}]
 
 
 PROBLEM = Problem(

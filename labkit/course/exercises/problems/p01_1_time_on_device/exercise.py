@@ -90,9 +90,9 @@ def play(attempt: Any, group: Group, devices: list[Any], warmup: int, repeats: i
     return replies
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The median of the durations that the judge drew, each with the cost of its launch."""
-    devices, warmup, repeats = given[0]
+    devices, warmup, repeats = inputs[0]
     middle = [[launch_s + duration for duration in sorted(durations[warmup:])] for _, launch_s, _, durations in devices]
     half = repeats // 2
     return [[{"seconds": (seconds[half] + seconds[-half - 1]) / 2, "launches": warmup + repeats} for seconds in middle]]

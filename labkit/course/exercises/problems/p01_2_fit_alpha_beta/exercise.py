@@ -60,9 +60,9 @@ def play(attempt: Any, group: Group, samples: list[tuple[int, float]]) -> Any:
     return {"alpha in us": float(alpha) * 1e6, "beta in ps a byte": float(beta) * 1e12}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Alpha and beta from torch's least squares on scaled columns."""
-    (samples,) = given[0]
+    (samples,) = inputs[0]
     by_size: dict[int, list[float]] = {}
     for n_bytes, seconds in samples:
         by_size.setdefault(n_bytes, []).append(seconds)

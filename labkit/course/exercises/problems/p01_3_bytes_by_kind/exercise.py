@@ -133,9 +133,9 @@ def convert(model: Net, dtype: torch.dtype) -> None:
         setattr(model.norm, name, buffer.to(dtype) if buffer.is_floating_point() else buffer)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The bytes of each model by arithmetic, from its shapes."""
-    return [{told(recipe): counted(recipe) for recipe in given[0][0]}]
+    return [{told(recipe): counted(recipe) for recipe in inputs[0][0]}]
 
 
 def counted(recipe: dict[str, Any]) -> dict[str, int]:

@@ -86,9 +86,9 @@ def play(attempt: Any, group: Group, weights: list[Tensor], batches: list[Batch]
     return {**log, "weights": [p.detach() for p in model.parameters()]}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The log and the weights without autograd: both layers by hand, in float64."""
-    weights, batches, held_out = given[0]
+    weights, batches, held_out = inputs[0]
     w1, b1, w2, b2 = (weight.double() for weight in weights)
     params, speed = [w1, b1, w2, b2], [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     losses, after, rows = [], [], []

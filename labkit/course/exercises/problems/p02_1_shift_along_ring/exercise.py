@@ -44,9 +44,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(rows, 5, key=rank), case["by"]) for rank, rows in enumerate(case["rows"])]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The list of all tensors, rotated."""
-    order = [x for x, _ in given]
+    order = [x for x, _ in inputs]
     return [order[(index - case["by"]) % case.n_ranks] for index in range(case.n_ranks)]
 
 

@@ -65,9 +65,9 @@ def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
     return attempt(x, width, group.tapped(tap))
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The rows of each rank with their halos, cut out of all rows in one tensor."""
-    whole, ends = torch.cat([x for x, _ in given]), [0]
+    whole, ends = torch.cat([x for x, _ in inputs]), [0]
     for k in case["rows"]:
         ends.append(ends[-1] + k)
     return [

@@ -121,7 +121,7 @@ def play(attempt: Any, group: Group, situations: list[list[Place]]) -> Any:
     return {told(situation): attempt([dict(place) for place in situation]) for situation in situations}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The fault from which each situation was made, and the ranks to blame."""
     return [{told(places): (fault, guilty) for places, guilty, fault in all_drawn(case)}]
 

@@ -73,8 +73,8 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
     elif name.startswith(("other op", "other source")):
         for program in programs:
             program[place] |= {"verb": name.split()[-1], "op": "sum", "source": 0}
-        mine = {"op": drawn.choice(("mean", "max", "min")), "source": drawn.randrange(1, len(programs))}
-        call[name.split()[1]] = mine[name.split()[1]]
+        mistakes = {"op": drawn.choice(("mean", "max", "min")), "source": drawn.randrange(1, len(programs))}
+        call[name.split()[1]] = mistakes[name.split()[1]]
     elif name == "two calls in the other order":
         last[place : place + 2] = last[place : place + 2][::-1]
     elif name == "one call missing in the middle":

@@ -49,7 +49,7 @@ def play(attempt: Any, group: Group) -> Any:
     return "through"
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """A barrier returns nothing; the laws of order judge whether it waited for everybody."""
     return ["through"] * case.n_ranks
 

@@ -56,9 +56,9 @@ def play(attempt: Any, group: Group, x: Tensor, source: int) -> Any:
     return attempt(x, group, source)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The source's tensor on every rank."""
-    return [given[case["source"]][0]] * case.n_ranks
+    return [inputs[case["source"]][0]] * case.n_ranks
 
 
 def rounds(record: RunRecord) -> list[int]:

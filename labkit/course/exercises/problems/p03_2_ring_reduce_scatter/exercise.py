@@ -45,9 +45,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(case.n_ranks * case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The parts of the sum."""
-    return torch.stack([x for (x,) in given]).sum(0).chunk(case.n_ranks)
+    return torch.stack([x for (x,) in inputs]).sum(0).chunk(case.n_ranks)
 
 
 def law(case: Case, rank: int) -> float:

@@ -45,9 +45,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """All parts, joined."""
-    return [torch.cat([x for (x,) in given])] * case.n_ranks
+    return [torch.cat([x for (x,) in inputs])] * case.n_ranks
 
 
 def whole(case: Case) -> int:

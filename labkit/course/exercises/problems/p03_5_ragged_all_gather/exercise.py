@@ -57,9 +57,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(torch.cat([x[:-1], torch.zeros_like(x[-1:])]),) for x in parts]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """All parts, joined."""
-    return [torch.cat([x for (x,) in given])] * case.n_ranks
+    return [torch.cat([x for (x,) in inputs])] * case.n_ranks
 
 
 def row_bytes(case: Case) -> int:

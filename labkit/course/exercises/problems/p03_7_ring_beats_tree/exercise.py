@@ -54,9 +54,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(links(case),)]
 
 
-def play(attempt: Any, group: Group, given: dict[str, tuple[int, float, float]]) -> Any:
+def play(attempt: Any, group: Group, links: dict[str, tuple[int, float, float]]) -> Any:
     """One call for each link."""
-    return {name: told(attempt(*link)) for name, link in given.items()}
+    return {name: told(attempt(*link)) for name, link in links.items()}
 
 
 def told(value: Any) -> Any:
@@ -82,7 +82,7 @@ def searched(n_ranks: int, line: Line) -> float:
     return high
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The size for each link, by search."""
     return [{name: told(searched(n, Line(alpha, beta))) for name, (n, alpha, beta) in links(case).items()}]
 

@@ -55,9 +55,9 @@ def play(attempt: Any, group: Group, x: Tensor, layout: Layout) -> Any:
     return attempt(x, mesh.tp, mesh.dp)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The sum."""
-    return [torch.stack([x for x, _ in given]).sum(0)] * case.n_ranks
+    return [torch.stack([x for x, _ in inputs]).sum(0)] * case.n_ranks
 
 
 def whole(case: Case) -> int:

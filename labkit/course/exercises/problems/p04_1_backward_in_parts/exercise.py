@@ -67,9 +67,9 @@ def play(attempt: Any, group: Group, x: Tensor, y: Tensor, weights: list[Tensor]
     return {"loss": loss, "gradients": [p.grad for p in model.parameters()]}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The loss and gradients of the whole batch at once, by plain formulas."""
-    x, y, weights, before, _ = given[0]
+    x, y, weights, before, _ = inputs[0]
     leaves = [weight.clone().requires_grad_() for weight in weights]
     out = x
     for weight in leaves:

@@ -64,10 +64,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         return [micros_of(draw, case, rank) for rank in range(case.n_ranks)]
 
     def tells(micros: list[list[tuple[Tensor, Tensor]]]) -> bool:
-        targets = torch.cat([targets for mine in micros for _, targets in mine])
+        targets = torch.cat([targets for batches in micros for _, targets in batches])
         return len(targets) / int((targets != IGNORED).sum()) not in (case.n_ranks, case["micros"])
 
-    return [(mine, *weights) for mine in case.draw(make, tells)]
+    return [(micros, *weights) for micros in case.draw(make, tells)]
 
 
 def play(attempt: Any, group: Group, micros: list[tuple[Tensor, Tensor]], first: Tensor, second: Tensor) -> Any:
@@ -82,12 +82,12 @@ def play(attempt: Any, group: Group, micros: list[tuple[Tensor, Tensor]], first:
     return [p.grad for p in model.parameters()]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of each rank: the sum over its tokens that count, divided by the number of all that count, times
     the number of ranks."""
-    total = sum(int((targets != IGNORED).sum()) for micros, *_ in given for _, targets in micros)
+    total = sum(int((targets != IGNORED).sum()) for micros, *_ in inputs for _, targets in micros)
     grads = []
-    for micros, *weights in given:
+    for micros, *weights in inputs:
         leaves = [weight.clone().requires_grad_() for weight in weights]
         kept = [(x[targets >= 0], targets[targets >= 0]) for x, targets in micros]
         x, targets = torch.cat([a for a, _ in kept]), torch.cat([b for _, b in kept])

@@ -44,17 +44,17 @@ def recomputed(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class Counted(nn.Module):
-    """A block that calls `told` whenever it runs."""
+    """A block that calls `on_run` whenever it runs."""
 
-    def __init__(self, weights: Sequence[Tensor], drop: float, told: Callable[[], None]) -> None:
+    def __init__(self, weights: Sequence[Tensor], drop: float, on_run: Callable[[], None]) -> None:
         """Linear, tanh, dropout, Linear, with these weights."""
         super().__init__()
         self.up, self.down = (nn.Parameter(weight.clone()) for weight in weights)
-        self.drop, self.told = nn.Dropout(drop), told
+        self.drop, self.on_run = nn.Dropout(drop), on_run
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, d] -> [b, d]"""
-        self.told()
+        self.on_run()
         inner = torch.tanh(x @ self.up)
         return x + torch.sin(self.drop(inner)) @ self.down
 
@@ -75,12 +75,12 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(ROWS, WIDTH, key=99), weights, case["dropout"], case["input_needs_gradient"], case.seed)]
 
 
-def through(run: Any, told: Any, over: Any, x: Tensor, weights: Any, drop: float, needs: bool, seed: int) -> Any:
+def through(run: Any, on_run: Any, over: Any, x: Tensor, weights: Any, drop: float, needs: bool, seed: int) -> Any:
     """Run blocks one after the other, each as `run(block, x)`; return their result and all gradients.
 
-    `told` is called when a block runs, `over` between forward and backward."""
+    `on_run` is called when a block runs, `over` between forward and backward."""
     x = x.clone().requires_grad_(needs)
-    blocks = [Counted(block_weights, drop, told) for block_weights in weights]
+    blocks = [Counted(block_weights, drop, on_run) for block_weights in weights]
     torch.manual_seed(seed)
     y = x
     for block in blocks:
@@ -92,27 +92,27 @@ def through(run: Any, told: Any, over: Any, x: Tensor, weights: Any, drop: float
     return {"y": y.detach(), "parameters": grads, "x": x.grad if needs else 0, "random numbers go on": torch.rand(3)}
 
 
-def play(attempt: Any, group: Group, *given: Any) -> Any:
+def play(attempt: Any, group: Group, *arguments: Any) -> Any:
     """Run blocks, each of them recomputed, and weigh what is held between forward and backward."""
 
     def over() -> None:
         mark(group, BETWEEN)
         weigh(group)
 
-    return through(attempt, lambda: mark(group, RUNS), over, *given)
+    return through(attempt, lambda: mark(group, RUNS), over, *arguments)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The same blocks without recomputing. The generator of this process is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        return [through(lambda block, y: block(y), lambda: None, lambda: None, *given[0])]
+        return [through(lambda block, y: block(y), lambda: None, lambda: None, *inputs[0])]
 
 
 def twice(record: RunRecord) -> Complaint | None:
     """A Complaint unless each block runs once in forward and once in backward."""
     marks = [event.what for event in record.marks(0)]
-    here = marks.index(BETWEEN)
-    seen = here, len(marks) - here - 1
+    middle = marks.index(BETWEEN)
+    seen = middle, len(marks) - middle - 1
     if seen == (BLOCKS, BLOCKS):
         return None
     wanted = f"{BLOCKS} runs of {BLOCKS} blocks in forward, and {BLOCKS} in backward"

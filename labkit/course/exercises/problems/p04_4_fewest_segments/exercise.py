@@ -40,14 +40,14 @@ def played(n_layer: int, layer_bytes: int, input_bytes: int, segments: int) -> t
     """(bytes at the highest moment, layers that run again): forward and backward, layer by layer."""
     runs = lengths(n_layer, segments)
     live = highest = (segments - 1) * input_bytes
-    again = 0
+    n_rerun = 0
     for place, length in reversed(list(enumerate(runs))):
         last = place == segments - 1
-        again += 0 if last else length
+        n_rerun += 0 if last else length
         live += length * layer_bytes
         highest = max(highest, live)
         live -= length * layer_bytes + (0 if last else input_bytes)
-    return highest, again
+    return highest, n_rerun
 
 
 def stacks(case: Case) -> dict[str, Stacked]:
@@ -80,19 +80,19 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(stacks(case),)]
 
 
-def play(attempt: Any, group: Group, given: dict[str, Stacked]) -> Any:
+def play(attempt: Any, group: Group, stacks: dict[str, Stacked]) -> Any:
     """The attempt's number of segments for each stack."""
-    return {name: attempt(*stack) for name, stack in given.items()}
+    return {name: attempt(*stack) for name, stack in stacks.items()}
 
 
 def best(n_layer: int, layer_bytes: int, input_bytes: int, cap_bytes: int) -> int:
     """The number of segments, by playing through all numbers."""
     tried = {s: played(n_layer, layer_bytes, input_bytes, s) for s in range(1, n_layer + 1)}
-    fit = [(again, s) for s, (highest, again) in tried.items() if highest <= cap_bytes]
+    fit = [(n_rerun, s) for s, (highest, n_rerun) in tried.items() if highest <= cap_bytes]
     return min(fit)[1] if fit else 0
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The number of segments for each stack, by trying all."""
     return [{name: best(*stack) for name, stack in stacks(case).items()}]
 

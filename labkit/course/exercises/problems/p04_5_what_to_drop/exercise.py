@@ -60,11 +60,11 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(blocks(case),)]
 
 
-def play(attempt: Any, group: Group, given: dict[str, tuple[Held, int]]) -> Any:
+def play(attempt: Any, group: Group, tasks: dict[str, tuple[Held, int]]) -> Any:
     """The cost of each of the attempt's choices, and whether it fits. The choices are not compared, since two may be
     equally good."""
     replies = {}
-    for name, (held, cap) in given.items():
+    for name, (held, cap) in tasks.items():
         dropped = {int(place) for place in attempt(list(held), cap)}
         kept = sum(n_bytes for place, (n_bytes, _) in enumerate(held) if place not in dropped)
         replies[name] = f"{sum(held[place][1] for place in dropped)} flops, {'fits' if kept <= cap else 'does not fit'}"
@@ -81,7 +81,7 @@ def fewest(held: Held, cap: int) -> int:
     return least[cap]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The fewest flops for each block, by a table over all caps."""
     return [{name: f"{fewest(held, cap)} flops, fits" for name, (held, cap) in blocks(case).items()}]
 

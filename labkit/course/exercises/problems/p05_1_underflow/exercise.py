@@ -65,9 +65,9 @@ def play(attempt: Any, _: Group, grads: Mapping[str, Tensor], scale: float) -> A
     return {"before": attempt(grads, 1.0), "after": attempt(grads, scale)}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The shares from the thresholds, in float64: zero up to half of 2^-24, normal from half a step below 2^-14."""
-    grads, scale = given[0]
+    grads, scale = inputs[0]
 
     def fates(grad: Tensor, by: float) -> list[float]:
         sizes = [abs(x) * by for x in grad.double().flatten().tolist() if x]

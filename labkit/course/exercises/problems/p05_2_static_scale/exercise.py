@@ -72,13 +72,13 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]]) -> Any:
     return [attempt(grads) for grads in models]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The scales by trial of every power of two, from the top down, until all products are within the limits."""
 
     def fits(grads: list[Tensor], s: float) -> bool:
         return all(bool(((s * g.double()).abs() <= LARGEST).all()) for g in grads)
 
-    (models,) = given[0]
+    (models,) = inputs[0]
     anything = [any(bool((g != 0).any()) for g in grads) for grads in models]
     scales = [2.0**k for k in range(120, -120, -1)]
     return [

@@ -68,9 +68,9 @@ def play(attempt: Any, _: Group, scale: float, interval: int, ceilings: list[flo
     return {"scales": scales, "steps taken": taken}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The scales and steps that the kernel of torch's own GradScaler gives."""
-    first, interval, ceilings = given[0]
+    first, interval, ceilings = inputs[0]
     scale, good = torch.tensor(first), torch.tensor(0, dtype=torch.int32)
     update = private("torch._amp_update_scale_")
     scales, taken = [], []

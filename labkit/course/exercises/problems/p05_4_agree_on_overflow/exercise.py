@@ -94,12 +94,12 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return {"taken": [bool(step) for step in taken], "weights": weights}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One process that sees all shards: torch's SGD on the sum of the gradients of the steps at which all is finite."""
     steps = range(STEPS)
-    taken = [math.isfinite(sum(g.double().sum().item() for _, grads in given for g in grads[s])) for s in steps]
+    taken = [math.isfinite(sum(g.double().sum().item() for _, grads in inputs for g in grads[s])) for s in steps]
     results = []
-    for weights, grads in given:
+    for weights, grads in inputs:
         params = [torch.nn.Parameter(w.double()) for w in weights]
         for i, p in enumerate(params):
             p.grad = torch.stack([grads[s][i].double() / SCALE for s in steps if taken[s]]).sum(0)

@@ -70,11 +70,11 @@ def adamw(params: list[Tensor]) -> Any:
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor | None]], weighed: int) -> Any:
     """Take twelve steps, and after one of them weigh what is held; return the masters that the optimizer was given, and
     checks of the parameters."""
-    params, given = [torch.nn.Parameter(w) for w in weights], []
+    params, all_masters = [torch.nn.Parameter(w) for w in weights], []
 
     def make(masters: list[Tensor]) -> Any:
-        given.extend(masters)
-        return adamw(given)
+        all_masters.extend(masters)
+        return adamw(all_masters)
 
     optimizer = attempt(params, make)
     for number, step in enumerate(grads, 1):
@@ -83,14 +83,14 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
         optimizer.step()
         if number == weighed:
             weigh(group)
-    rounded = [torch.equal(p.data, m.detach().to(p.dtype)) for p, m in zip(params, given, strict=False)]
+    rounded = [torch.equal(p.data, m.detach().to(p.dtype)) for p, m in zip(params, all_masters, strict=False)]
     checks = {"parameters are masters, rounded": rounded, "dtypes": [str(p.dtype) for p in params]}
-    return {"masters": [m.detach() for m in given], **checks}
+    return {"masters": [m.detach() for m in all_masters], **checks}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's AdamW on float64 weights, with the same gradients."""
-    weights, grads, _ = given[0]
+    weights, grads, _ = inputs[0]
     params = [torch.nn.Parameter(w.double()) for w in weights]
     optimizer = adamw(params)  # type: ignore[arg-type]
     for step in grads:

@@ -80,21 +80,21 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return {"norms": torch.tensor(norms, dtype=torch.float64), "weights": weights}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One process that has all shards: torch's clip_grad_norm_ and SGD in float64."""
-    params = [[torch.nn.Parameter(w.double()) for w in weights] for weights, _ in given]
-    everything, norms = [p for mine in params for p in mine], []
+    params = [[torch.nn.Parameter(w.double()) for w in weights] for weights, _ in inputs]
+    everything, norms = [p for shards in params for p in shards], []
     optimizer = torch.optim.SGD(everything, lr=LR, foreach=False)
     for step in range(len(SIZES)):
-        for p, g in zip(everything, [g for _, grads in given for g in grads[step]], strict=True):
+        for p, g in zip(everything, [g for _, grads in inputs for g in grads[step]], strict=True):
             p.grad = g.double() / SCALE
         norm = torch.nn.utils.clip_grad_norm_(everything, MOST, foreach=False).item()
         norms.append(norm if math.isfinite(norm) else math.inf)
         if math.isfinite(norm):
             optimizer.step()
     return [
-        {"norms": torch.tensor(norms, dtype=torch.float64), "weights": [p.detach().float() for p in mine]}
-        for mine in params
+        {"norms": torch.tensor(norms, dtype=torch.float64), "weights": [p.detach().float() for p in shards]}
+        for shards in params
     ]
 
 

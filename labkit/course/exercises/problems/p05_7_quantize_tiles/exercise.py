@@ -56,9 +56,9 @@ def play(attempt: Any, _: Group, x: Tensor, rows: int, columns: int) -> Any:
     return {"codes": codes, "units": units}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Block by block, each by itself."""
-    x, rows, columns = given[0]
+    x, rows, columns = inputs[0]
     codes, units = torch.zeros_like(x), torch.ones(-(-x.shape[0] // rows), -(-x.shape[1] // columns))
     for i in range(units.shape[0]):
         for j in range(units.shape[1]):

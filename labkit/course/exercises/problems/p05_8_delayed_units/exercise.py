@@ -75,11 +75,11 @@ def play(attempt: Any, group: Group, length: int, steps: list[list[Tensor]]) -> 
     return {"units": units, "codes": codes}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One process that sees the tensors of all ranks."""
-    largest = [max(float(x.abs().max()) for _, steps in given for x in steps[s]) for s in range(STEPS)]
+    largest = [max(float(x.abs().max()) for _, steps in inputs for x in steps[s]) for s in range(STEPS)]
     results = []
-    for length, steps in given:
+    for length, steps in inputs:
         units: list[float] = []
         codes = []
         for s, tensors in enumerate(steps):

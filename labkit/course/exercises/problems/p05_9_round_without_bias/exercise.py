@@ -49,9 +49,9 @@ def play(attempt: Any, _: Group, x: Tensor, noise: Tensor) -> Any:
     return attempt(x, noise)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Number by number: the two of the grid around it, and in float64 how far it lies between them."""
-    x, noise = given[0]
+    x, noise = inputs[0]
     results = []
     for number, draw in zip(x.flatten().tolist(), noise.flatten().tolist(), strict=True):
         low = max(value for value in GRID if value <= abs(number))

@@ -90,11 +90,11 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     return train(model, rows, attempt(model, group).average)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One process with all rows, from the weights of rank 0."""
-    steps = [rows for _, rows in given]
+    steps = [rows for _, rows in inputs]
     whole = [tuple(torch.cat([rows[s][k] for rows in steps]) for k in (0, 1)) for s in range(STEPS)]
-    return [train(model_of(given[0][0]), whole, lambda: None)] * case.n_ranks  # type: ignore[arg-type]
+    return [train(model_of(inputs[0][0]), whole, lambda: None)] * case.n_ranks  # type: ignore[arg-type]
 
 
 def law(case: Case, rank: int) -> tuple[float, float]:

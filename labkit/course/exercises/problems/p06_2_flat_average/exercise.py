@@ -54,9 +54,9 @@ def play(attempt: Any, group: Group, grads: list[Tensor]) -> Any:
     return [p.grad for p in params]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The mean of each gradient in float64."""
-    by_parameter = zip(*(grads for (grads,) in given), strict=True)
+    by_parameter = zip(*(grads for (grads,) in inputs), strict=True)
     return [[torch.stack(same).double().mean(0).to(case.dtype) for same in by_parameter]] * case.n_ranks
 
 

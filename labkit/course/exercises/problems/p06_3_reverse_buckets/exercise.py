@@ -61,9 +61,9 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]], most: int) -> Any:
     return [attempt(params, most) for params in models]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The buckets by search: each is the longest run, from the end, that fits, or one parameter."""
-    models, most = given[0]
+    models, most = inputs[0]
 
     def laid(sizes: list[int]) -> list[list[int]]:
         n = len(sizes)

@@ -71,7 +71,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     ]  # fmt: skip
     late = list(range(case.n_ranks))[:: case.n_ranks - 1 or 1]  # the first and the last: every rank waits for another
     case.dice.shuffle(late)
-    return [([w.clone() for w in weights], mine, late) for mine in rows]
+    return [([w.clone() for w in weights], steps, late) for steps in rows]
 
 
 def model_of(weights: Sequence[Tensor]) -> nn.Module:
@@ -87,14 +87,14 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     """Run three backward passes. In the second and third one rank is late: it begins when all others have all their
     gradients. If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
     model, me = model_of(weights), group.rank
-    params, gradients, here, sent = list(model.parameters()), [], [], []
+    params, gradients, arrivals, sent = list(model.parameters()), [], [], []
     ours, late = aside(group), [-1, *late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
 
     def arrived(p: Tensor) -> None:
-        here.append(p)
-        if len(here) % len(params) == 0:
+        arrivals.append(p)
+        if len(arrivals) % len(params) == 0:
             mark(group, LAST)
-            waits = late[len(here) // len(params) - 1]
+            waits = late[len(arrivals) // len(params) - 1]
             if waits not in (-1, me):
                 sent.append(ours.send(torch.zeros(1), waits))
 
@@ -105,13 +105,13 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
         model.zero_grad()
         loss = (model(x) - y).square().mean()
         if late[step] == me:
-            told = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != me}
-            while not all(work.done for work in told.values()) and not others_wait(group):
+            signals = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != me}
+            while not all(work.done for work in signals.values()) and not others_wait(group):
                 time.sleep(0.002)
-            for peer, work in told.items():
+            for peer, work in signals.items():
                 if not work.done:
                     mark(group, f"{IN_VAIN}{peer}")
-            sent += told.values()
+            sent += signals.values()
         mark(group, BEGINS)
         loss.backward()
         sync.finish()
@@ -121,11 +121,11 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     return gradients
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows in one process."""
-    model, gradients = model_of(given[0][0]), []
+    model, gradients = model_of(inputs[0][0]), []
     for step in range(STEPS):
-        x, y = (torch.cat([rows[step][k] for _, rows, _ in given]) for k in (0, 1))
+        x, y = (torch.cat([rows[step][k] for _, rows, _ in inputs]) for k in (0, 1))
         gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
     return [gradients] * case.n_ranks
 

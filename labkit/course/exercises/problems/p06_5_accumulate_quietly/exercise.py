@@ -124,11 +124,11 @@ def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tup
     return gradients
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows of a step in one batch."""
-    model, gradients = model_of(given[0][0]), []
+    model, gradients = model_of(inputs[0][0]), []
     for step in range(STEPS):
-        x, y = (torch.cat([rows[k] for _, steps in given for rows in steps[step]]) for k in (0, 1))
+        x, y = (torch.cat([rows[k] for _, steps in inputs for rows in steps[step]]) for k in (0, 1))
         gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
     return [gradients] * case.n_ranks
 

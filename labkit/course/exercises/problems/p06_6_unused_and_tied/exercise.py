@@ -68,12 +68,12 @@ def play(attempt: Any, group: Group, weights: list[Tensor], tied: int, uses: Use
     return [p.grad for p in params]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradient of p * x is x: the sum of x over all uses, divided by the number of ranks."""
     means: list[Tensor | None] = []
     for i in range(len(case["sizes"])):
-        mine = [x for _, _, uses in given for place, x in uses if place == i]
-        means.append(torch.stack(mine).sum(0) / case.n_ranks if mine else None)
+        xs = [x for _, _, uses in inputs for place, x in uses if place == i]
+        means.append(torch.stack(xs).sum(0) / case.n_ranks if xs else None)
     return [means] * case.n_ranks
 
 

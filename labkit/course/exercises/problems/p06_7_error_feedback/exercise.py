@@ -66,10 +66,10 @@ def play(attempt: Any, group: Group, k: int, grads: list[Tensor]) -> Any:
     return [average(grad).clone() for grad in grads]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The means number by number, from a sorted list, in one process."""
     means = [torch.zeros(case["numel"], dtype=case.dtype) for _ in range(STEPS)]
-    for k, grads in given:
+    for k, grads in inputs:
         owed = torch.zeros(case["numel"], dtype=case.dtype)
         for step, grad in enumerate(grads):
             owed = owed + grad

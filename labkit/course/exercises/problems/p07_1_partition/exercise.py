@@ -50,9 +50,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(list(sizes),) for _ in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The windows from a list of every element, (parameter, place), cut into runs of k."""
-    elements = [(i, place) for i, size in enumerate(given[0][0]) for place in range(size)]
+    elements = [(i, place) for i, size in enumerate(inputs[0][0]) for place in range(size)]
     k = (len(elements) + case.n_ranks - 1) // case.n_ranks
     owned = []
     for rank in range(case.n_ranks):

@@ -83,9 +83,9 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return [p.data for p in params]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's AdamW on all parameters, in one process."""
-    weights, grads, _ = given[0]
+    weights, grads, _ = inputs[0]
     params = [torch.nn.Parameter(w.clone()) for w in weights]
     optimizer = adamw(params)  # type: ignore[arg-type]
     for step in grads:

@@ -55,10 +55,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(part.clone(), list(case["shapes"])) for part in whole.chunk(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The parameters, element by element, from all shards in one row."""
-    row, at, whole = torch.cat([shard for shard, _ in given]), 0, []
-    for shape in given[0][1]:
+    row, at, whole = torch.cat([shard for shard, _ in inputs]), 0, []
+    for shape in inputs[0][1]:
         whole.append(torch.stack([row[at + i] for i in range(math.prod(shape))]).reshape(shape))
         at += math.prod(shape)
     return [whole] * case.n_ranks

@@ -56,10 +56,10 @@ def reported(weights: Sequence[Tensor], windows: list[list[tuple[int, int]]], by
     return [
         {
             "weights": w.clone(),
-            "windows": mine,
-            "state_bytes": int(bytes_each * sum(c for _, c in mine)) + 4 * len(mine),
+            "windows": kept,
+            "state_bytes": int(bytes_each * sum(c for _, c in kept)) + 4 * len(kept),
         }
-        for w, mine in zip(weights, windows, strict=True)
+        for w, kept in zip(weights, windows, strict=True)
     ]
 
 
@@ -87,9 +87,9 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     whole = [[(0, numel)]] * n
     hidden, stated, padded = (reported(right, even) for _ in range(3))
     hidden[draw.randrange(1, n)]["state_bytes"] = 8 * numel
-    for reports, more in ((stated, 64), (padded, 72)):
+    for reports, surplus in ((stated, 64), (padded, 72)):
         place = draw.randrange(n)
-        reports[place]["state_bytes"] = 8 * even[place][0][1] + more
+        reports[place]["state_bytes"] = 8 * even[place][0][1] + surplus
     objects = {
         "ZeRO-1, one even run a rank": (True, reported(right, even)),
         "ZeRO-1, cut bucket by bucket": (True, reported(right, buckets)),

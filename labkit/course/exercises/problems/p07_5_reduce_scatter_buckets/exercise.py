@@ -88,10 +88,10 @@ def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: S
     return dict(sorted(shards.items()))
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The parts of the gradient of the mean of all losses, computed in one process in float64."""
-    params = [w.double().detach().requires_grad_() for w in given[0][0]]
-    total = sum(loss_of(params, x.double()) for _, x, _ in given) / case.n_ranks
+    params = [w.double().detach().requires_grad_() for w in inputs[0][0]]
+    total = sum(loss_of(params, x.double()) for _, x, _ in inputs) / case.n_ranks
     total.backward()  # type: ignore[union-attr]
     parts = []
     for bucket in bucketed(case["buckets"], params):

@@ -60,9 +60,9 @@ def play(attempt: Any, group: Any, buckets: list[int], n_ranks: int, n_micro: in
     return replies
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The answers by formulas: the peak is the highest of the moments at which a bucket leaves."""
-    ((buckets, n, m),) = given
+    ((buckets, n, m),) = inputs
     numel, answers = sum(buckets), {}
     for stage in (1, 2):
         late = stage == 1 and m > 1  # everything is whole when the first bucket leaves

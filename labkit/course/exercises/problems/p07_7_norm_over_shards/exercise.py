@@ -64,10 +64,10 @@ def play(attempt: Any, group: Group, shard: Tensor, n_real: int, replicated: lis
     return {"norm": norm, "shard": shard[:n_real], "replicated": replicated}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The norm and gradients that torch's own clipping gives, on one row of all elements, in float64."""
-    rows = [shard[:n_real].double() for shard, n_real, *_ in given]
-    common = [g.double() for g in given[0][2]]
+    rows = [shard[:n_real].double() for shard, n_real, *_ in inputs]
+    common = [g.double() for g in inputs[0][2]]
     whole = torch.nn.Parameter(torch.zeros(sum(map(torch.numel, [*rows, *common])), dtype=torch.float64))
     whole.grad = torch.cat([*rows, *(g.flatten() for g in common)])
     norm = torch.nn.utils.clip_grad_norm_([whole], case["max_norm"])

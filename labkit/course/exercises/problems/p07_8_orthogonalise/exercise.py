@@ -55,9 +55,9 @@ def play(attempt: Any, group: Any, u: Tensor, steps: int) -> Any:
     return call_alone(attempt, group, u, steps)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """By an SVD, whose singular values go through the polynomial one by one."""
-    ((u, steps),) = given
+    ((u, steps),) = inputs
     left, values, right = torch.linalg.svd(u, full_matrices=False)
     values = values / max(float(values.norm()), 1e-7)
     for _ in range(steps):

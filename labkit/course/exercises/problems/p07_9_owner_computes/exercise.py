@@ -79,9 +79,9 @@ def owners_of(case: Case) -> list[int]:
     return [owners[i] for i in range(len(owners))]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The answers in one process, cut into rows; and who should have worked on what."""
-    wholes = [torch.cat([pieces[i] for (pieces,) in given]) for i in range(len(case["shapes"]))]
+    wholes = [torch.cat([pieces[i] for (pieces,) in inputs]) for i in range(len(case["shapes"]))]
     done = [whole * whole.flip(0).cumsum(0) for whole in wholes]
     owners = owners_of(case)
     return [

@@ -72,9 +72,9 @@ def play(attempt: Any, group: Group, params: list[Tensor], whole: Tensor) -> Any
     return {"shard": unit.shard, "windows": windows, "windows are views": all(views)}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The shards of a row of zeros that is filled parameter by parameter, and the windows."""
-    params, whole = given[0]
+    params, whole = inputs[0]
     row, at, windows = torch.zeros(case.n_ranks * numel(case), dtype=case.dtype), 0, []
     for p in params:
         row[at : at + p.numel()] = p.reshape(-1)

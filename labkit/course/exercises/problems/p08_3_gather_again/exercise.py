@@ -57,12 +57,12 @@ def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
     return {"loss": loss, "x": first.grad, "shards": [leaf.grad for leaf in leaves]}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients from autograd on whole weights, in one process; the gradient of a weight is the mean over ranks."""
     n, d = case.n_ranks, case["width"]
-    wholes = [torch.cat([shards[i].detach() for _, shards in given]).double().view(d, d).requires_grad_()
+    wholes = [torch.cat([shards[i].detach() for _, shards in inputs]).double().view(d, d).requires_grad_()
               for i in range(case["units"])]  # fmt: skip
-    rows = [x.double().requires_grad_() for x, _ in given]
+    rows = [x.double().requires_grad_() for x, _ in inputs]
     losses = []
     for y in rows:
         for whole in wholes:

@@ -90,13 +90,13 @@ def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
         return attempt(x, shards, layer, marking_group)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The result of forward with all units whole, in float64."""
     results = []
-    for x, _ in given:
+    for x, _ in inputs:
         y = x.double()
         for i in range(case["units"]):
-            y = (y @ torch.cat([shards[i] for _, shards in given]).double().reshape(y.shape[1], -1)).tanh()
+            y = (y @ torch.cat([shards[i] for _, shards in inputs]).double().reshape(y.shape[1], -1)).tanh()
         results.append(y.to(case.dtype))
     return results
 

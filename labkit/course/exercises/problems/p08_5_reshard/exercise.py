@@ -67,9 +67,9 @@ def play(attempt: Any, group: Group, files: list[Tensor], numel: int) -> Any:
     return attempt(read, len(files), numel, group)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The shards of the whole row, padded anew."""
-    files, numel = given[0]
+    files, numel = inputs[0]
     row = torch.cat(files)[:numel]
     k = (numel + case.n_ranks - 1) // case.n_ranks
     return torch.cat([row, torch.zeros(case.n_ranks * k - numel)]).split(k)

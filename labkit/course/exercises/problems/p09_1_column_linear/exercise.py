@@ -67,9 +67,9 @@ def play(attempt: Any, group: Group, weight: Tensor, bias: Tensor, x: Tensor) ->
     return {"y": y, "one output less": outcome}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The parts of the result of torch's linear layer."""
-    weight, bias, x = given[0]
+    weight, bias, x = inputs[0]
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=case.dtype)
     layer.load_state_dict({"weight": weight, "bias": bias})
     outcome = "accepted" if case.n_ranks == 1 else "ValueError"

@@ -43,10 +43,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(xs[rank].clone(), weights[rank].clone(), bias) for rank in range(n)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The result of torch's linear layer on the whole."""
-    x, weight = (torch.cat([arguments[place] for arguments in given], dim=1).double() for place in (0, 1))
-    bias = given[0][2]
+    x, weight = (torch.cat([arguments[place] for arguments in inputs], dim=1).double() for place in (0, 1))
+    bias = inputs[0][2]
     y = torch.nn.functional.linear(x, weight, bias if bias is None else bias.double())
     return [y.to(case.dtype)] * case.n_ranks
 

@@ -77,10 +77,10 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, up: Tensor, down: Te
     return {"y": y, "gradient of x": x.grad, "gradient of up": up.grad, "gradient of down": down.grad}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The result and gradients of the whole matrices, from autograd in float64."""
-    x, dy = (tensor.double() for tensor in given[0][:2])
-    up, down = torch.cat([row[2] for row in given]).double(), torch.cat([row[3] for row in given], 1).double()
+    x, dy = (tensor.double() for tensor in inputs[0][:2])
+    up, down = torch.cat([row[2] for row in inputs]).double(), torch.cat([row[3] for row in inputs], 1).double()
     whole = [tensor.requires_grad_() for tensor in (x, up, down)]
     y = torch.tanh(whole[0] @ whole[1].T) @ whole[2].T
     dx, dup, ddown = (gradient.to(case.dtype) for gradient in torch.autograd.grad(y, whole, dy))

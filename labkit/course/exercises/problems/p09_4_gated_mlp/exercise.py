@@ -68,9 +68,9 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, *weights: Tensor) ->
     return {"y": y, **{f"gradient of {name}": leaf.grad for name, leaf in zip(names, leaves, strict=True)}}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The result and gradients of torch's own layers in one process, in float64."""
-    x, dy, *_, bias = (tensor.double() for tensor in given[0])
+    x, dy, *_, bias = (tensor.double() for tensor in inputs[0])
     leaves = [tensor.double().requires_grad_() for tensor in (x, *whole(case), bias)]
     linear = torch.nn.functional.linear
     hidden = torch.nn.functional.silu(linear(leaves[0], leaves[1])) * linear(leaves[0], leaves[2])

@@ -64,9 +64,9 @@ def heads(x: Tensor, qkv: Tensor, head_size: int) -> Tensor:
     return ((q @ k.transpose(1, 2) / head_size**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The heads of each rank, picked out one by one, and torch's multi-head attention on the whole."""
-    qkv, out, n_head, odd, x = given[0]
+    qkv, out, n_head, odd, x = inputs[0]
     n, d = case.n_ranks, case["width"]
     whole = torch.nn.MultiheadAttention(d, n_head, bias=False, dtype=torch.float64)
     whole.load_state_dict({"in_proj_weight": qkv.double(), "out_proj.weight": out.double()})
@@ -75,9 +75,9 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     outcome, results = "accepted" if odd % n == 0 else "ValueError", []
     for rank in range(n):
         of_head = torch.arange(d) // (d // n_head)
-        mine = (of_head // (n_head // n) == rank).nonzero().flatten()
-        rows = torch.cat([qkv[mine + part * d] for part in range(3)])
-        results.append({"qkv": rows, "out": out[:, mine], "y": y, f"{odd} heads": outcome})
+        channels = (of_head // (n_head // n) == rank).nonzero().flatten()
+        rows = torch.cat([qkv[channels + part * d] for part in range(3)])
+        results.append({"qkv": rows, "out": out[:, channels], "y": y, f"{odd} heads": outcome})
     return results
 
 

@@ -106,7 +106,7 @@ def running(x: Tensor) -> Tensor:
     return x.cumsum(0) / len(x) ** 0.5
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The result and the gradient of x from autograd on all positions and whole layers, in float64."""
     x, dy, layers = whole(case)
     leaf = x.double().requires_grad_()

@@ -60,10 +60,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(part.clone(), targets.clone()) for part in logits.chunk(case.n_ranks, dim=1)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's cross entropy on the joined logits, in float64."""
-    logits = torch.cat([part for part, _ in given], dim=1).double()
-    return [torch.nn.functional.cross_entropy(logits, given[0][1]).to(case.dtype)] * case.n_ranks
+    logits = torch.cat([part for part, _ in inputs], dim=1).double()
+    return [torch.nn.functional.cross_entropy(logits, inputs[0][1]).to(case.dtype)] * case.n_ranks
 
 
 def sums(case: Case, count: int) -> float:

@@ -70,10 +70,10 @@ def play(attempt: Any, group: Group, weight: Tensor, x: Tensor | None, target: T
     return {"loss": loss, "gradients": [p.grad for p in stage.parameters()]}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The loss and gradients of all stages in one process, in float64."""
-    stages = [stage_of(weight.double()) for weight, *_ in given]
-    x, target = given[0][1], given[-1][2]
+    stages = [stage_of(weight.double()) for weight, *_ in inputs]
+    x, target = inputs[0][1], inputs[-1][2]
     loss = mse_loss(nn.Sequential(*stages)(x.double()), target.double())
     loss.backward()
     results: list[Any] = [

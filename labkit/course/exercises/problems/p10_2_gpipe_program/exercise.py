@@ -94,7 +94,7 @@ def parsed(action: str) -> tuple[int, str, int]:
     return int(stage), kind, int(micro)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Each rank's actions; their order is for the laws to judge."""
     by_rank = [
         sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)
@@ -162,7 +162,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=conveyor,
     answer=answer,
-    given=("Action",),
+    imports=("Action",),
     laws=(
         most_held(lambda case, rank: micros_of(case), "a rank holds the activations of at most m micro-batches"),
         order("all forwards of a rank come before its first backward", forwards_first),

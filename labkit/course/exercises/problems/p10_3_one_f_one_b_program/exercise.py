@@ -38,7 +38,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=conveyor,
     answer=answer,
-    given=("Action",),
+    imports=("Action",),
     laws=(
         most_held(
             lambda case, rank: min(case.n_ranks - rank, micros_of(case)),

@@ -141,6 +141,6 @@ PROBLEM = Problem(
     **beside(__file__),
     reference=schedule_can_run,
     cases=cases,
-    given=("Action", "Schedule", "needs"),
+    imports=("Action", "Schedule", "needs"),
     **told_apart(shown),
 )

@@ -91,8 +91,8 @@ def alike(costs: list[float], n_stages: int) -> list[int]:
             cuts = []
             for end in range(start + 1, n + 1):
                 if end in behind:
-                    mine, (squares, worst, rest) = sum(costs[start:end]), behind[end]
-                    cuts.append((mine**2 + squares, max(mine, worst), [start, *rest]))
+                    cost, (squares, worst, rest) = sum(costs[start:end]), behind[end]
+                    cuts.append((cost**2 + squares, max(cost, worst), [start, *rest]))
             best[start] = min(cuts)
     return best[0][2]
 
@@ -106,9 +106,9 @@ def play(attempt: Any, group: Group, costs: list[float], n_stages: int) -> Any:
     return {"a cut into stages": True, "bounds": bounds, "costliest stage": float(worst_of(costs, bounds))}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The cost of the best cut."""
-    return [{"a cut into stages": True, "bounds": ..., "costliest stage": float(least(*given[0]))}]
+    return [{"a cut into stages": True, "bounds": ..., "costliest stage": float(least(*inputs[0]))}]
 
 
 def least(costs: list[float], n_stages: int) -> float:

@@ -60,7 +60,7 @@ def play(attempt: Any, group: Any, n_ranks: int, n_micro: int) -> Any:
     return {"actions": [sorted(program) for program in programs], "programs": programs}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The actions of every rank; their order is for the laws to judge."""
     micros = range(case["m"])
     actions = [sorted(f"{rank}{kind}{i}" for kind in "FBW" for i in micros) for rank in range(case["p"])]
@@ -139,7 +139,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Action",),
+    imports=("Action",),
     laws=(
         order("no two ranks wait for each other", runs),
         Law("memory", "a rank holds at most as many micro-batches between F and W as there are ranks", held),

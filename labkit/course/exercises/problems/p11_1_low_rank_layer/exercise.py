@@ -77,9 +77,9 @@ def play(
     }
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The results from the corrected weight as one matrix and autograd, in float64."""
-    ((linear, rank, alpha, x, a, b, grad),) = given
+    ((linear, rank, alpha, x, a, b, grad),) = inputs
     w, b64, a64 = linear.weight.detach().double(), b.double().requires_grad_(), a.double().requires_grad_()
     bias = linear.bias.detach().double() if linear.bias is not None else torch.zeros(len(w), dtype=torch.float64)
     y = x.double() @ (w + alpha * (b64 @ a64) / rank).T + bias

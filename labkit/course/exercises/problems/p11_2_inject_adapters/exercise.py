@@ -88,9 +88,9 @@ def play(attempt: Any, group: Any, model: nn.Module, targets: list[str], rank: i
     }
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The adapters from names alone: those of the weights of linear layers, by their last part."""
-    model, targets, rank, alpha = given[0]
+    model, targets, rank, alpha = inputs[0]
     weights = [
         name.rpartition(".")[0] for name, p in model.named_parameters() if name.endswith("weight") and p.dim() == 2
     ]
@@ -107,6 +107,6 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("LoRALinear",),
+    imports=("LoRALinear",),
     changes=(0,),
 )

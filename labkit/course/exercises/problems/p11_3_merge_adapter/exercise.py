@@ -78,9 +78,9 @@ def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: 
     return replies
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """W and y from a sum of outer products, in float64."""
-    ((weight, a, b, alpha, x),) = given
+    ((weight, a, b, alpha, x),) = inputs
     exact = weight.double()
     for row, column in zip(a.double(), b.double().T, strict=True):
         exact = exact + alpha / len(a) * torch.outer(column, row)

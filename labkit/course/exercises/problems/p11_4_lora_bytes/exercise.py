@@ -76,9 +76,9 @@ def play(attempt: Any, group: Any, *args: Any) -> Any:
     return {name: float(value) for name, value in reply.items()}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The bytes from counting the parameters of the layers, built on the meta device."""
-    ((linears, other, targets, rank, frozen_bytes),) = given
+    ((linears, other, targets, rank, frozen_bytes),) = inputs
     with torch.device("meta"):
         plain = [nn.Linear(i, o) for _, i, o in linears]
         whole = other + sum(p.numel() for linear in plain for p in linear.parameters())

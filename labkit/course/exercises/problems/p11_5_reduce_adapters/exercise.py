@@ -75,15 +75,15 @@ def play(
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients from autograd on merged weights, in one process, in float64."""
-    weights, factors, *_ = given[0]
+    weights, factors, *_ = inputs[0]
     n_layers, leaves = len(weights), {}
     for i in range(n_layers):
         if (n_layers - i) % 2:
             leaves[f"{i}.A"], leaves[f"{i}.B"] = (factor.double().requires_grad_() for factor in factors[i])
     total = torch.zeros((), dtype=torch.float64)
-    for _, _, x, all_used in given:
+    for _, _, x, all_used in inputs:
         y = x.double()
         for i in range(n_layers if all_used else n_layers - 1):
             w = weights[i].double() + (leaves[f"{i}.B"] @ leaves[f"{i}.A"] if f"{i}.A" in leaves else 0)

@@ -63,9 +63,9 @@ def refused(grid: Any, rank: int) -> str:
     return "accepted"
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The coordinates and ranks from torch's own numbering of a tensor with three dimensions."""
-    ranks = torch.arange(torch.tensor(given[0]).prod().item()).reshape(given[0])
+    ranks = torch.arange(torch.tensor(inputs[0]).prod().item()).reshape(inputs[0])
     coords = [dict(zip(("dp", "pp", "tp"), place.tolist(), strict=True)) for place in (ranks >= 0).nonzero()]
     return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 3}]
 

@@ -41,9 +41,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case["axis"], *(1 if place in case["ones"] else size for place, size in enumerate(sizes)))]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The groups from a torch tensor of ranks whose dimension of this axis is moved to the end."""
-    axis, *sizes = given[0]
+    axis, *sizes = inputs[0]
     ranks = torch.arange(torch.tensor(sizes).prod().item()).reshape(sizes)
     groups = ranks.movedim(("dp", "pp", "tp").index(axis), -1).reshape(-1, sizes[("dp", "pp", "tp").index(axis)])
     return [sorted(groups.tolist())]

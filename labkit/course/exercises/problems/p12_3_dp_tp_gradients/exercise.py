@@ -74,9 +74,9 @@ def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[st
     return attempt(x, target, leaves, mesh)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of the whole batch through the whole model in one process, in float64."""
-    x, target = (tensor.double() for tensor in given[0][:2])
+    x, target = (tensor.double() for tensor in inputs[0][:2])
     w = {name: weight.double().requires_grad_() for name, weight in whole(case).items()}
     y = torch.nn.functional.linear(torch.nn.functional.linear(x * w["gain"], w["up"]).tanh(), w["down"], w["bias"])
     whole_grads = torch.autograd.grad(mse_loss(y, target), list(w.values()))
@@ -118,7 +118,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Mesh",),
+    imports=("Mesh",),
     laws=(
         sends(lambda case, rank: along(case, "tp"), "along tp: 2(n-1)/n of y's rows and a gradient [D]", axis="tp"),
         sends(lambda case, rank: along(case, "dp"), "along dp: 2(n-1)/n of this rank's gradients", axis="dp"),

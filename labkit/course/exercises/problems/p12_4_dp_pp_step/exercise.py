@@ -87,12 +87,12 @@ def play(
     return [p.grad for p in stage.parameters()]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of all rows of all copies as one batch through all stages, in one process, in float64."""
     dp, pp = case["dp"], case["pp"]
-    stages = [stage_of(given[rank][0].double()) for rank in range(pp)]
-    x = torch.cat([micro for copy in range(dp) for micro in given[copy * pp][1]]).double()
-    target = torch.cat([micro for copy in range(dp) for micro in given[copy * pp + pp - 1][2]]).double()
+    stages = [stage_of(inputs[rank][0].double()) for rank in range(pp)]
+    x = torch.cat([micro for copy in range(dp) for micro in inputs[copy * pp][1]]).double()
+    target = torch.cat([micro for copy in range(dp) for micro in inputs[copy * pp + pp - 1][2]]).double()
     mse_loss(nn.Sequential(*stages)(x), target).backward()
     grads = [[p.grad.to(case.dtype) for p in stage.parameters() if p.grad is not None] for stage in stages]
     return [grads[rank % pp] for rank in range(case.n_ranks)]
@@ -125,9 +125,9 @@ def enters_in_time(record: RunRecord) -> Complaint | None:
     """A Complaint if a stage takes a micro-batch's gradient back before it has passed on the micro-batch behind it."""
     pp, m = record.case["pp"], record.case["micros"]
     for rank in (rank for rank in range(record.case.n_ranks) if rank % pp < pp - 1):
-        mine = [event for event in record.of(rank) if event.to == rank + 1 and event.kind in ("message", "arrival")]
+        events = [event for event in record.of(rank) if event.to == rank + 1 and event.kind in ("message", "arrival")]
         passed = back = 0
-        for event in mine:
+        for event in events:
             passed += event.kind == "message"
             if event.kind == "arrival" and passed < min(back + 2, m):
                 seen = f"micro-batch {back} comes back, and then micro-batch {back + 1} is passed on"
@@ -144,7 +144,7 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Mesh",),
+    imports=("Mesh",),
     laws=(
         sends(along_pp, "along pp: m activations on, m gradients back", axis="pp", only=("send",)),
         sends(along_dp, "along dp: 2(n-1)/n of the gradients of this stage, once a step", axis="dp"),

@@ -80,14 +80,14 @@ def traffic(layout: Layout, sent: dict[str, int]) -> torch.Tensor:
 
 def apart(node: Sequence[int], size: int) -> torch.Tensor:
     """True where two ranks lie on different nodes.   [n, n]"""
-    here = torch.zeros(size, dtype=torch.bool)
-    here[list(node)] = True
-    return here[:, None] != here
+    on_node = torch.zeros(size, dtype=torch.bool)
+    on_node[list(node)] = True
+    return on_node[:, None] != on_node
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The fewest crossing bytes of all placings, from the table of who sends to whom."""
-    layout, sent = given[0]
+    layout, sent = inputs[0]
     table, halves = traffic(layout, sent), list(combinations(range(layout.size), layout.size // 2))
     inside = torch.zeros(len(halves), layout.size)
     inside.scatter_(1, torch.tensor(halves), 1.0)
@@ -104,5 +104,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Layout",),
+    imports=("Layout",),
 )

@@ -52,10 +52,10 @@ def play(attempt: Any, group: Any, jobs: list[list[tuple[int, float]]]) -> Any:
     return [float(call_alone(attempt, group, job)) for job in jobs]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The shares from torch's least squares with one unknown."""
     shares = []
-    for job in given[0][0]:
+    for job in inputs[0][0]:
         n, x = torch.tensor(job, dtype=torch.float64).unbind(1)
         s = torch.linalg.lstsq((1 - 1 / n)[:, None], (1 / x - 1 / n)[:, None]).solution.item()
         shares.append(min(1.0, max(0.0, s)))

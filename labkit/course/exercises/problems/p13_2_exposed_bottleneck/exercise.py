@@ -97,9 +97,9 @@ def play(attempt: Any, group: Any, traces: list[list[list[tuple[str, float, floa
     return [call_alone(attempt, group, trace) for trace in traces]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The kind and its share in each trace, by counting milliseconds."""
-    totals = [by_the_millisecond(trace) for trace in given[0][0]]
+    totals = [by_the_millisecond(trace) for trace in inputs[0][0]]
     return [
         [
             [most, by_kind[most] / sum(by_kind.values())]

@@ -43,10 +43,10 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(jobs,)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Efficiency and MFU in exact fractions, from the seconds that a rank takes for a token."""
     reports = []
-    for runs, n_params, peak in given[0][0]:
+    for runs, n_params, peak in inputs[0][0]:
         rank_s = {n: Fraction(seconds) * n / tokens for n, tokens, seconds in runs}  # of a token
         ideal_s = 6 * Fraction(n_params) / Fraction(peak)
         base = rank_s[min(rank_s)]

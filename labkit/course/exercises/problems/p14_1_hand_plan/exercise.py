@@ -79,9 +79,9 @@ def by_tensors(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[
     return {kind: float(number) for kind, number in held.items()}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The bytes of each plan, by counting tensors."""
-    return [[by_tensors(*plan) for plan in given[0][0]]]
+    return [[by_tensors(*plan) for plan in inputs[0][0]]]
 
 
 PROBLEM = Problem(
@@ -92,5 +92,5 @@ PROBLEM = Problem(
     play=call_each,
     answer=answer,
     tolerance=(1e-9, 0.0),
-    given=("Layout", "ModelShape"),
+    imports=("Layout", "ModelShape"),
 )

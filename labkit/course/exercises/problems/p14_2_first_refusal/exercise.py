@@ -80,11 +80,11 @@ def drawn(dice: random.Random, case: Case) -> list[Plan]:
 
 def wanted(shape: ModelShape, layout: Layout, recipe: Recipe) -> Fraction:
     """Bytes of a rank, in exact fractions, summed kind by kind."""
-    mine = Fraction(shape.n_params, layout.tp * layout.pp)
+    n_params = Fraction(shape.n_params, layout.tp * layout.pp)
     shards = ["optimizer", "gradients", "parameters"][: STRATEGIES.index(recipe.strategy)]
     total = Fraction(0)
     for kind, width in (("parameters", 4), ("gradients", 4), ("optimizer", 8)):
-        total += mine * width / (layout.dp if kind in shards else 1)
+        total += n_params * width / (layout.dp if kind in shards else 1)
     block = Fraction(34 * shape.seq * shape.d_model, layout.tp)  # of a row
     in_flight = min(layout.pp, recipe.n_micro) * (recipe.batch_size // (layout.dp * recipe.n_micro))
     return total + block * in_flight * shape.n_layer / layout.pp
@@ -100,9 +100,9 @@ def judged(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: floa
     return ["memory", float(above)] if above > 0 else ["", 0.0]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The first refusal of each plan, in exact fractions."""
-    return [[judged(*plan) for plan in given[0][0]]]
+    return [[judged(*plan) for plan in inputs[0][0]]]
 
 
 PROBLEM = Problem(
@@ -112,5 +112,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("Layout", "ModelShape", "Recipe"),
+    imports=("Layout", "ModelShape", "Recipe"),
 )

@@ -56,9 +56,9 @@ def estimated(shape: ModelShape, rows: int, n_tokens: float, n: int, peak: float
     return [float(device_s / n), float(steps * device_s / n / 86400), float(steps * device_s / 3600)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The length of each job, from the matrix products of a layer."""
-    return [[estimated(*job) for job in given[0][0]]]
+    return [[estimated(*job) for job in inputs[0][0]]]
 
 
 PROBLEM = Problem(
@@ -68,5 +68,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("ModelShape",),
+    imports=("ModelShape",),
 )

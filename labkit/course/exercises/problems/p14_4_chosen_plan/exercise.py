@@ -72,9 +72,9 @@ def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, n
     return left[0] if left else -1
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The place of the plan to take in each table, by comparing pairs."""
-    return [[knocked_out(*table) for table in given[0][0]]]
+    return [[knocked_out(*table) for table in inputs[0][0]]]
 
 
 PROBLEM = Problem(
@@ -84,5 +84,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=call_each,
     answer=answer,
-    given=("Layout",),
+    imports=("Layout",),
 )

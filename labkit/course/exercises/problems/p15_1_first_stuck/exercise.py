@@ -71,31 +71,31 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def clear(calls: list[list[str]]) -> bool:
     """True if one call is the most frequent where the ranks part, so that it is clear who is to blame."""
     place = together(calls)
-    heads = Counter(mine[place] for mine in calls if len(mine) > place).most_common(2)
+    heads = Counter(row[place] for row in calls if len(row) > place).most_common(2)
     return len(heads) < 2 or heads[0][1] > heads[1][1]
 
 
 def together(calls: list[list[str]]) -> int:
     """The number of calls that all ranks make together, before the first one at which they part."""
-    left, n_done = [list(mine) for mine in calls], 0
-    while all(left) and all(mine[0] == left[0][0] for mine in left):
-        left, n_done = [mine[1:] for mine in left], n_done + 1
+    left, n_done = [list(row) for row in calls], 0
+    while all(left) and all(row[0] == left[0][0] for row in left):
+        left, n_done = [row[1:] for row in left], n_done + 1
     return n_done
 
 
 def found(calls: list[list[str]]) -> list[Any]:
     """(place, ranks to blame), found by letting the ranks run; (-1, []) if they never part."""
     place = together(calls)
-    if all(len(mine) == place for mine in calls):
+    if all(len(row) == place for row in calls):
         return [-1, []]
-    gone = [rank for rank, mine in enumerate(calls) if len(mine) == place]
-    (common, _), *_ = Counter(mine[place] for mine in calls if len(mine) > place).most_common(1)
-    return [place, gone or [rank for rank, mine in enumerate(calls) if mine[place] != common]]
+    gone = [rank for rank, row in enumerate(calls) if len(row) == place]
+    (common, _), *_ = Counter(row[place] for row in calls if len(row) > place).most_common(1)
+    return [place, gone or [rank for rank, row in enumerate(calls) if row[place] != common]]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The place and the ranks to blame in each job."""
-    return [[found(*job) for job in given[0][0]]]
+    return [[found(*job) for job in inputs[0][0]]]
 
 
 PROBLEM = Problem(

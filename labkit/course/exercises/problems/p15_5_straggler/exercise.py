@@ -72,9 +72,9 @@ def blamed(trace: list[list[tuple[float, float, float]]]) -> int:
     return next((rank for rank, times in enumerate(times_last) if 2 * times > n_steps), -1)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The straggler of each job, with all times on one clock."""
-    return [[blamed(*job) for job in given[0][0]]]
+    return [[blamed(*job) for job in inputs[0][0]]]
 
 
 PROBLEM = Problem(

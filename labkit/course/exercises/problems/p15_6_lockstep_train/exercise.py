@@ -49,20 +49,20 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """The same weights, and rows of its own for each rank."""
-    given = []
+    arguments = []
     for rank, rows in enumerate(case["rows"]):
         batches = [(case.random(n, WIDTH, key=1000 * rank + k) / 8, case.random(n, key=1000 * rank + 500 + k))
                    for k, n in enumerate(rows)]  # fmt: skip
-        given.append((case.random(WIDTH, key=-1), batches, LR))
-    return given
+        arguments.append((case.random(WIDTH, key=-1), batches, LR))
+    return arguments
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's loss, gradient and SGD, on the rows of each step in one process."""
-    w = torch.nn.Parameter(given[0][0].clone())
+    w = torch.nn.Parameter(inputs[0][0].clone())
     optimizer = torch.optim.SGD([w], lr=LR)  # type: ignore[list-item]
-    for step in range(max(len(batches) for _, batches, _ in given)):
-        rows = [batches[step] for _, batches, _ in given if step < len(batches)]
+    for step in range(max(len(batches) for _, batches, _ in inputs)):
+        rows = [batches[step] for _, batches, _ in inputs if step < len(batches)]
         x, y = torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(x @ w, y).backward()

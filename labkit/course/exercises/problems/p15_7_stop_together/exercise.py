@@ -114,11 +114,11 @@ def n_steps(case: Case, job: int) -> int:
     return int(case["most"])
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The steps from the list of losses, the weights from one sum."""
-    total = torch.stack([gradient for _, gradient, *_ in given]).sum(0)
+    total = torch.stack([gradient for _, gradient, *_ in inputs]).sum(0)
     return [[{"told": steps, "trained": steps, "validated": steps * (rank == 0),
-              "weights": given[0][0] - 0.01 * sum(range(1, steps + 1)) * total}
+              "weights": inputs[0][0] - 0.01 * sum(range(1, steps + 1)) * total}
              for steps in (n_steps(case, job) for job in (0, 1))] for rank in range(case.n_ranks)]  # fmt: skip
 
 

@@ -86,9 +86,9 @@ def ranked(attempts: dict[str, tuple[Tensor, Tensor]], cap: int, n_warm: int) ->
     return [[[name, score] for score, name in sorted(good)], sorted(bad)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The ranking of each board, in plain Python."""
-    return [[ranked(*board) for board in given[0][0]]]
+    return [[ranked(*board) for board in inputs[0][0]]]
 
 
 PROBLEM = Problem(

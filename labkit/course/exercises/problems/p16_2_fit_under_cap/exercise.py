@@ -53,20 +53,21 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=12, ranks=(6, 6, 10, 6, 12)), Case.of(1, n_jobs=6, ranks=(1, 4, 9, 6))]
 
 
-def predicted(job: Job, layout: Layout, zero: int, n_micro: int, again: bool) -> tuple[float, float]:
+def predicted(job: Job, layout: Layout, zero: int, n_micro: int, checkpointing: bool) -> tuple[float, float]:
     """(peak bytes, seconds of a step) by simplified laws of the planner: state and activations; products, the bubble,
     and the traffic of each axis. The laws wrongly halve the state for ZeRO without dp, which cannot be run, so that an
     attempt that forgets this rule chooses it."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
-    mine = job.n_params / (pp * tp)
-    state = sum(width * mine / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
-    gathered = 4 * mine / 8 if zero == 3 else 0
+    n_params = job.n_params / (pp * tp)
+    state = sum(width * n_params / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
+    gathered = 4 * n_params / 8 if zero == 3 else 0
     rows = job.batch / dp / n_micro
-    kept = rows * job.row_bytes * min(pp, n_micro) / (pp * tp) * (0.15 if again else 1) + rows * job.row_bytes / 30
-    products = job.batch / job.n_ranks * job.row_s * (4 / 3 if again else 1) * (1 + 0.08 * n_micro)
+    activations = rows * job.row_bytes * min(pp, n_micro) / (pp * tp) * (0.15 if checkpointing else 1)
+    kept = activations + rows * job.row_bytes / 30
+    products = job.batch / job.n_ranks * job.row_s * (4 / 3 if checkpointing else 1) * (1 + 0.08 * n_micro)
     bubble = products * (pp - 1) / n_micro
-    dp_s = (2 if zero < 3 else 3 * n_micro) * 4 * mine * (dp - 1) / dp / job.link
-    tp_s = (tp - 1) / tp * job.batch / dp * job.row_bytes / pp / job.link / 4 * (1.5 if again else 1)
+    dp_s = (2 if zero < 3 else 3 * n_micro) * 4 * n_params * (dp - 1) / dp / job.link
+    tp_s = (tp - 1) / tp * job.batch / dp * job.row_bytes / pp / job.link / 4 * (1.5 if checkpointing else 1)
     pp_s = (pp > 1) * 2 * job.batch / dp * job.row_bytes / 100 / job.link
     return state + gathered + kept, products + bubble + dp_s + tp_s + pp_s
 
@@ -81,12 +82,13 @@ def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -
     def divisors(n: int) -> list[int]:
         return [k for k in range(1, n + 1) if not n % k]
 
-    return [(Layout(job.n_ranks // tp // pp, pp, tp), zero, n_micro, again)
+    return [(Layout(job.n_ranks // tp // pp, pp, tp), zero, n_micro, checkpointing)
             for tp in divisors(job.n_head) if tp <= job.n_ranks and (idle or not job.n_ranks % tp)
             for pp in divisors(job.n_layer) if pp * tp <= job.n_ranks and (idle or not job.n_ranks // tp % pp)
             if not job.batch % (job.n_ranks // tp // pp)
             for n_micro in divisors(job.batch if torn else job.batch // (job.n_ranks // tp // pp))
-            for zero in range(4 if bare or job.n_ranks // tp // pp > 1 else 1) for again in (False, True)]  # fmt: skip
+            for zero in range(4 if bare or job.n_ranks // tp // pp > 1 else 1)
+            for checkpointing in (False, True)]  # fmt: skip
 
 
 def drawn(case: Case) -> list[Job]:
@@ -159,12 +161,12 @@ def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
     return chosen
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The best way for each job, from lists of divisors."""
     chosen = []
-    for job in (Job(*fields) for fields in given[0][0]):
-        layout, zero, n_micro, again = best(job, ways(job))
-        chosen.append([layout.dp, layout.pp, layout.tp, zero, n_micro, again])
+    for job in (Job(*fields) for fields in inputs[0][0]):
+        layout, zero, n_micro, checkpointing = best(job, ways(job))
+        chosen.append([layout.dp, layout.pp, layout.tp, zero, n_micro, checkpointing])
     return [chosen]
 
 
@@ -175,5 +177,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    given=("Layout",),
+    imports=("Layout",),
 )

@@ -108,13 +108,13 @@ def copies_of(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> 
 def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) -> list[Any]:
     """The parameter, the elements missing and the elements that differ, from all copies of each element."""
     copies = copies_of(shape, pieces)
-    whole = torch.tensor([mine[0] if mine else 0.0 for mine in copies], dtype=pieces[0][2].dtype)
-    return [whole.reshape(shape), sum(not mine for mine in copies), sum(len(set(mine)) > 1 for mine in copies)]
+    whole = torch.tensor([values[0] if values else 0.0 for values in copies], dtype=pieces[0][2].dtype)
+    return [whole.reshape(shape), sum(not values for values in copies), sum(len(set(values)) > 1 for values in copies)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The right reply for each parameter, element by element."""
-    return [[by_element(*param) for param in given[0][0]]]
+    return [[by_element(*param) for param in inputs[0][0]]]
 
 
 PROBLEM = Problem(

@@ -58,9 +58,9 @@ def searched(device_mtbf_s: float, n: int, block_s: float, restart_s: float) -> 
     return [low, low * saves / (mean + mean * (math.exp(restart_s / mean) - 1))]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Both numbers of each job."""
-    return [[searched(*job) for job in given[0][0]]]
+    return [[searched(*job) for job in inputs[0][0]]]
 
 
 PROBLEM = Problem(

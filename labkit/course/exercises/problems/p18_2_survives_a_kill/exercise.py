@@ -134,9 +134,9 @@ def damage(disk: Disk, steps: list[int], contents: list[bytes], ended: int) -> s
     return f"{len(whole)} whole checkpoint is there, and not two" if ended > 1 and len(whole) < 2 else ""
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """It survives, and the last two are there."""
-    steps, contents, _ = given[0]
+    steps, contents, _ = inputs[0]
     last = [[f"step-{step:06d}", content.hex()] for step, content in zip(steps, contents, strict=True)][-2:]
     return [["survives", sorted(last)]]
 

@@ -58,9 +58,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [((wrong if rank == case["who"] else sound).clone(),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """All bytes compared, in one process."""
-    whole = [bytes(summed.view(torch.uint8).tolist()) for (summed,) in given]
+    whole = [bytes(summed.view(torch.uint8).tolist()) for (summed,) in inputs]
     (common, _), *_ = Counter(whole).most_common()
     return [[rank for rank, own in enumerate(whole) if own != common]] * case.n_ranks
 

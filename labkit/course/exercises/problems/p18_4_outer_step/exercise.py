@@ -66,14 +66,14 @@ def play(attempt: Any, group: Group, start: Tensor, lr: float, momentum: float, 
     return met
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's own SGD, in one process."""
-    start, lr, momentum, _ = given[0]
+    start, lr, momentum, _ = inputs[0]
     anchor = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.SGD([anchor], lr=lr, momentum=momentum, nesterov=True)
     met = []
     for meeting in range(MEETINGS):
-        anchor.grad = -torch.stack([moves[meeting] for *_, moves in given]).mean(0)
+        anchor.grad = -torch.stack([moves[meeting] for *_, moves in inputs]).mean(0)
         optimizer.step()
         met.append(anchor.detach().clone())
     return [met] * case.n_ranks

@@ -126,9 +126,9 @@ def play(attempt: Any, _: Group, x: Tensor, logits: Tensor, k: int, capacity: fl
     return {"rows": rows, "counts": counts, "weights": weights.detach(), "gradient of the logits": grad}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Token by token in float64, with a queue for each expert."""
-    x, logits, k, _, pull = given[0]
+    x, logits, k, _, pull = inputs[0]
     leaf = logits.double().clone().requires_grad_()
     p = leaf.softmax(-1)
     routes = chosen_by(logits, k)

@@ -62,10 +62,10 @@ def play(attempt: Any, group: Group, x: Tensor, send_rows: list[int], receive_ro
     return attempt(x, send_rows, receive_rows, group.using(all_to_all=refused))
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """All parts of all ranks, joined by the rank that they are for."""
-    parts = [x.split(send_rows) for x, send_rows, _ in given]
-    return [torch.cat([mine[rank] for mine in parts]) for rank in range(case.n_ranks)]
+    parts = [x.split(send_rows) for x, send_rows, _ in inputs]
+    return [torch.cat([pieces[rank] for pieces in parts]) for rank in range(case.n_ranks)]
 
 
 def receivers(case: Case, rank: int) -> set[int]:

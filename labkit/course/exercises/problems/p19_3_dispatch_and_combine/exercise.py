@@ -80,7 +80,7 @@ def routes(case: Case) -> list[Tensor]:
 def counted(case: Case, chosen: Sequence[Tensor]) -> list[list[int]]:
     """Rows of each rank for each expert, [n][E]."""
     n_expert = case.n_ranks * case["each"]
-    return [torch.bincount(each.flatten(), minlength=n_expert).tolist() for each in chosen]
+    return [torch.bincount(experts.flatten(), minlength=n_expert).tolist() for experts in chosen]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -108,11 +108,11 @@ def play(attempt: Any, group: Group, x: Tensor, chosen: Tensor, weights: Tensor,
     return attempt(x, chosen, weights, [expert(number, matrix) for number, matrix in enumerate(matrices)], group)
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """All experts in one process, token by token, in float64."""
-    matrices = [matrix.double() for *_, mine in given for matrix in mine]
+    matrices = [matrix.double() for *_, experts in inputs for matrix in experts]
     results = []
-    for x, chosen, weights, _ in given:
+    for x, chosen, weights, _ in inputs:
         y = torch.zeros_like(x, dtype=torch.float64)
         for t, row in enumerate(chosen.tolist()):
             for j, e in enumerate(row):

@@ -98,7 +98,7 @@ def _tells(case: Case, steps: list[list[Micro]], rate: float) -> bool:
             loads.append(torch.stack(counts))
         rows = torch.stack(loads)  # [n, micro, E]
         sign = _sign(rows.sum((0, 1)))
-        own += any(not torch.equal(_sign(mine.sum(0)), sign) for mine in rows)
+        own += any(not torch.equal(_sign(rank_loads.sum(0)), sign) for rank_loads in rows)
         last += not torch.equal(_sign(rows[:, -1].sum(0)), sign)
         load = rows.sum((0, 1))
         stayed += int((load == load.mean().floor()).sum())
@@ -119,7 +119,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 def play(attempt: Any, group: Group, steps: list[Micro], pull: Tensor, n_expert: int, k: int, rate: float) -> Any:
     """Train for some steps: choices, weights and gradients of each micro-batch, and the bias after each step."""
-    router, told = attempt(n_expert, k, rate, group), []
+    router, reports = attempt(n_expert, k, rate, group), []
     for micro in steps:
         for logits in micro:
             leaf = logits.clone().requires_grad_()
@@ -127,20 +127,20 @@ def play(attempt: Any, group: Group, steps: list[Micro], pull: Tensor, n_expert:
             if weights.requires_grad:
                 (weights * pull).sum().backward()
             grad = torch.zeros_like(logits) if leaf.grad is None else leaf.grad
-            told.append({"chosen": chosen, "weights": weights.detach(), "gradient of the logits": grad})
+            reports.append({"chosen": chosen, "weights": weights.detach(), "gradient of the logits": grad})
         router.balance()
-        told.append({"bias": router.bias.detach().clone()})
-    return told
+        reports.append({"bias": router.bias.detach().clone()})
+    return reports
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One process that sees the tokens of all ranks, in float64; the gradient by the softmax's formula, without
     autograd."""
-    _, pull, n_expert, k, rate = given[0]
-    bias, told = torch.zeros(n_expert, dtype=torch.float64), [list[Any]() for _ in given]
+    _, pull, n_expert, k, rate = inputs[0]
+    bias, reports = torch.zeros(n_expert, dtype=torch.float64), [list[Any]() for _ in inputs]
     for step in range(case["steps"]):
         load = [0] * n_expert
-        for rank, (steps, *_) in enumerate(given):
+        for rank, (steps, *_) in enumerate(inputs):
             for logits in steps[step]:
                 p = logits.double().softmax(-1)
                 chosen = (p + bias).topk(k).indices
@@ -153,12 +153,13 @@ def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
                 on_p = torch.zeros_like(p).scatter(-1, chosen, (pulled - inner) / share)
                 grad = p * (on_p - (p * on_p).sum(-1, keepdim=True))
                 numbers = {"weights": weights, "gradient of the logits": grad}
-                told[rank].append({"chosen": chosen, **{name: each.to(case.dtype) for name, each in numbers.items()}})
+                rounded = {name: x.to(case.dtype) for name, x in numbers.items()}
+                reports[rank].append({"chosen": chosen, **rounded})
         mean = sum(load) / n_expert
         bias += rate * torch.tensor([float((count < mean) - (count > mean)) for count in load]).double()
-        for mine in told:
-            mine.append({"bias": bias.float()})
-    return told
+        for report in reports:
+            report.append({"bias": bias.float()})
+    return reports
 
 
 PROBLEM = Problem(

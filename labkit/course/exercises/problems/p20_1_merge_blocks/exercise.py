@@ -56,14 +56,14 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """A rank's queries [H, T, W], and its keys and values [2, T, W], which all heads share.
 
     The first number of every key is 1, and that of a query is far from 0: in even heads above, in odd ones below."""
-    given = []
+    arguments = []
     for rank in range(case.n_ranks):
         q = case.random(case["heads"], case["tokens"], case["width"], key=2 * rank) / case["width"] ** 0.5
         kv = case.random(2, case["tokens"], case["width"], key=2 * rank + 1)
         q[0::2, :, 0], q[1::2, :, 0] = case["far"], -case["far"]
         kv[0, :, 0] = 1
-        given.append((q, kv, case["pieces"]))
-    return given
+        arguments.append((q, kv, case["pieces"]))
+    return arguments
 
 
 def seen(q: Tensor, kv: Tensor, places: Tensor, key_places: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,13 +90,13 @@ def play(attempt: Any, group: Group, q: Tensor, kv: Tensor, pieces: int) -> Any:
     return {"mean": mean, "log_sum": log_sum}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """One softmax over all keys, in float64."""
-    kv = torch.cat([kv for _, kv, _ in given], dim=1).double()
+    kv = torch.cat([kv for _, kv, _ in inputs], dim=1).double()
     places = torch.arange(kv.shape[1])
     answers = []
-    for (q, _, _), mine in zip(given, places.chunk(case.n_ranks), strict=True):
-        mean, log_sum = seen(q.double(), kv, mine, places)
+    for (q, _, _), rank_places in zip(inputs, places.chunk(case.n_ranks), strict=True):
+        mean, log_sum = seen(q.double(), kv, rank_places, places)
         answers.append({"mean": mean.to(case.dtype), "log_sum": log_sum.to(case.dtype)})
     return answers
 

@@ -76,13 +76,13 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def play(attempt: Any, group: Group, hidden: Tensor, labels: Tensor, length: int) -> Any:
     """Cut a row, weigh what is left, and put what each rank has made of its part together again."""
     row = attempt(length, group)
-    found: dict[str, Any] = {
+    reply: dict[str, Any] = {
         "positions": [row.positions(rank) for rank in range(group.size)],
         "work": [row.work(rank) for rank in range(group.size)],
         "mine": row.part_of(hidden),
     }
     weigh(group)
-    return {**found, "joined": row.whole_of(found["mine"] * 2), "labels": row.whole_of(row.part_of(labels))}
+    return {**reply, "joined": row.whole_of(reply["mine"] * 2), "labels": row.whole_of(row.part_of(labels))}
 
 
 def chunk(case: Case) -> int:
@@ -90,9 +90,9 @@ def chunk(case: Case) -> int:
     return -(-case["length"] // (2 * case.n_ranks))
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Chunks dealt to the ranks there and back; work counted in the causal mask itself; the row as it was."""
-    n, length, (hidden, labels, _) = case.n_ranks, case["length"], given[0]
+    n, length, (hidden, labels, _) = case.n_ranks, case["length"], inputs[0]
     dealt: list[list[int]] = [[] for _ in range(n)]
     chunks = torch.arange(2 * n * chunk(case)).chunk(2 * n)
     for rank, places in zip([*range(n), *reversed(range(n))], chunks, strict=True):

@@ -101,7 +101,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     row, grad, hidden = whole(case)
     y, log_sum = (x.to(case.dtype) for x in attention([x.double() for x in row], hidden))
     places = parts(case)
-    return [(*(x[:, mine] for x in (*row, y, log_sum, grad)), places) for mine in places]
+    return [(*(x[:, part] for x in (*row, y, log_sum, grad)), places) for part in places]
 
 
 def play(attempt: Any, group: Group, *args: Any) -> Any:
@@ -109,18 +109,18 @@ def play(attempt: Any, group: Group, *args: Any) -> Any:
     return dict(zip(("dq", "dk", "dv"), attempt(*args, group), strict=True))
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Autograd through the attention of the whole row in one process, in float64."""
     row, grad, hidden = whole(case)
     leaves = [x.double().requires_grad_() for x in row]
     grads = torch.autograd.grad(attention(leaves, hidden)[0], leaves, grad.double())
     named = dict(zip(("dq", "dk", "dv"), (x.to(case.dtype) for x in grads), strict=True))
-    return [{name: x[:, mine] for name, x in named.items()} for mine in parts(case)]
+    return [{name: x[:, part] for name, x in named.items()} for part in parts(case)]
 
 
 def block_bytes(case: Case) -> list[int]:
     """Bytes of each rank's keys and values, and as many of their gradients."""
-    return [int(2 * case["heads"] * len(mine) * case["width"] * case.item_bytes) for mine in parts(case)]
+    return [int(2 * case["heads"] * len(part) * case["width"] * case.item_bytes) for part in parts(case)]
 
 
 def law(case: Case, rank: int) -> int:

@@ -105,11 +105,11 @@ def play(attempt: Any, group: Group, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return "ValueError"
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Attention of the whole row in one process, in float64, cut into each rank's tokens."""
     if refused(case):
         return ["ValueError"] * case.n_ranks
-    y = attention(*(torch.cat(parts, dim=1).double() for parts in zip(*given, strict=True))).to(case.dtype)
+    y = attention(*(torch.cat(parts, dim=1).double() for parts in zip(*inputs, strict=True))).to(case.dtype)
     return [{"y": part, "attended": 1} for part in y.chunk(case.n_ranks, dim=1)]
 
 

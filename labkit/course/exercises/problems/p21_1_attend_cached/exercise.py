@@ -76,9 +76,9 @@ def play(
     return {"attention": torch.cat(results, 2), "cache": [x[:, :, past : past + start].clone() for x in (keys, values)]}
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The last tokens of a forward pass over all of them, by torch's own attention in float64."""
-    q, k, v, keys, values, past, _, before = given[0]
+    q, k, v, keys, values, past, _, before = inputs[0]
     olds, news = (before, keys[:, :, :past], values[:, :, :past]), (q, k, v)
     all_q, all_k, all_v = (torch.cat(pair, 2).double() for pair in zip(olds, news, strict=True))
     y = F.scaled_dot_product_attention(all_q, all_k, all_v, is_causal=True, enable_gqa=True)

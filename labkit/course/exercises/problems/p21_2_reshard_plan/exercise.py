@@ -91,7 +91,7 @@ def cut(whole: Tensor, box: Box, origin: tuple[int, int] = (0, 0)) -> Tensor:
     return whole[box[0] - top : box[1] - top, box[2] - left : box[3] - left]
 
 
-def play(attempt: Any, group: Group, mine: Tensor | None, have: list[Box | None], want: list[Box | None]) -> Any:
+def play(attempt: Any, group: Group, piece: Tensor | None, have: list[Box | None], want: list[Box | None]) -> Any:
     """Carry out the plan: each move waits for the other side. What a rank was never sent stays NaN."""
     need, held = want[group.rank], have[group.rank]
     result = torch.full((need[1] - need[0], need[3] - need[2]) if need else (0, 0), torch.nan)
@@ -99,9 +99,9 @@ def play(attempt: Any, group: Group, mine: Tensor | None, have: list[Box | None]
         if kind == "recv":
             cut(result, box, (need[0], need[2]) if need else (0, 0)).copy_(group.recv(peer))
             continue
-        if mine is None or held is None:
+        if piece is None or held is None:
             raise ValueError(f"rank {group.rank} has no part of the matrix, and its plan says {kind} {box}")
-        part = cut(mine, box, (held[0], held[2])).contiguous()
+        part = cut(piece, box, (held[0], held[2])).contiguous()
         if kind == "keep":
             cut(result, box, (need[0], need[2]) if need else (0, 0)).copy_(part)
         else:
@@ -109,11 +109,11 @@ def play(attempt: Any, group: Group, mine: Tensor | None, have: list[Box | None]
     return result
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The windows of the whole matrix, put together from the parts."""
     size, have, want = layouts(case)
     whole = torch.empty(size)
-    for (part, _, _), box in zip(given, have, strict=True):
+    for (part, _, _), box in zip(inputs, have, strict=True):
         if box is not None:
             cut(whole, box).copy_(part)
     return [cut(whole, box).clone() if box else torch.empty(0, 0) for box in want]

@@ -96,9 +96,9 @@ def searched(model: dict[str, int], tokens: int, n: int, device: dict[str, float
         rows = b
 
 
-def answer(case: Case, given: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The number of rows of each job."""
-    return [[searched(*job) for job in given[0][0]]]
+    return [[searched(*job) for job in inputs[0][0]]]
 
 
 PROBLEM = Problem(
