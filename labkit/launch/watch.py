@@ -10,9 +10,9 @@ Each says what its ranks tell, what a sign of life is, how long it takes to be s
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.launch import hang_diagnosis, output
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
@@ -20,7 +20,24 @@ from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reply import Failure
 
 
-class Watch(ABC):
+class Steps(Protocol):
+    """What a call and a script do each in its own way."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> list[int]:
+        """Ranks that are still under way."""
+
+    @abstractmethod
+    def _take(self, events: Sequence[Event]) -> None:
+        """Take in what the ranks tell."""
+
+    @abstractmethod
+    def _look(self, now: float) -> None:
+        """See whether it is still going anywhere; if not, set `reason` and `autopsy`."""
+
+
+class Watch(Steps):
     """`ranks` under way together.
 
     reason     why they are given up; None while they are not
@@ -38,19 +55,6 @@ class Watch(ABC):
         self.started = self.life_at = self.stuck_since = time.monotonic()
         self.life: object = None
         self.stuck: object = None
-
-    @property
-    @abstractmethod
-    def pending(self) -> list[int]:
-        """Ranks that are still under way."""
-
-    @abstractmethod
-    def _take(self, events: Sequence[Event]) -> None:
-        """Take in what the ranks tell."""
-
-    @abstractmethod
-    def _look(self, now: float) -> None:
-        """See whether it is still going anywhere; if not, set `reason` and `autopsy`."""
 
     def show(self, end: bool = False) -> None:
         """Print what the ranks have printed since the last time."""
