@@ -33,6 +33,7 @@ from labkit.launch.engine import NodePosition
 from labkit.launch.join_file import Ticket
 from labkit.launch.join_port import Gate
 from labkit.launch.output import Tail
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reliable_messages import Letters
 from labkit.launch.versions import Introduction, boot, versions
@@ -348,7 +349,7 @@ class JoinedRanks(Ranks):
                 self.ended.pop(rank, None)
                 self.box.wipe(rank)
                 self.sent_sources.clear()
-                self._post(self.peers[rank], "start", self._spec(rank, store))
+                self._post(self.peers[rank], "start", self._spec(rank, store).written())
             else:
                 self.tell(rank, "join", None, self.generation, None, store)  # None: no memory is shared
         self.wait(self._met_or_failed, JOIN_S + JOIN_RANK_S * self.n_ranks)
@@ -358,24 +359,18 @@ class JoinedRanks(Ranks):
             self.by_engine.clear()
         return fresh if self.formed else []
 
-    def _spec(self, rank: int, store: str) -> dict[str, Any]:
-        return {
-            "n_ranks": self.n_ranks,
-            "generation": self.generation,
-            "store": store,
-            "backend": self.choice.backend,
-            "device": self.devices[rank],
-            "strict": self.strict,
-            "blocking": self.blocking,
-            "torch_timeout_s": TORCH_TIMEOUT_S,
-            "shares_memory": False,
-            "mail": None,
-            "module": "labkit.launch.worker",
-            "imports": (),
-            "fresh": False,
-            "links": None,
-            "around": None,
-        }
+    def _spec(self, rank: int, store: str) -> RankSpec:
+        return RankSpec(
+            n_ranks=self.n_ranks,
+            generation=self.generation,
+            store=store,
+            backend=self.choice.backend,
+            device=self.devices[rank],
+            strict=self.strict,
+            blocking=self.blocking,
+            torch_timeout_s=TORCH_TIMEOUT_S,
+            shares_memory=False,
+        )
 
     def _missing(self) -> list[int]:
         return [r for r in range(self.n_ranks) if r not in self.peers or self.peers[r].lost_at is not None]

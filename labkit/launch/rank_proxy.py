@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from labkit.launch.engine import NodePosition, gpu_of, position_from
 from labkit.launch.join_file import Ticket
 from labkit.launch.join_port import BEAT_MS, BEAT_TIMEOUT_MS
 from labkit.launch.output import FILE_BYTES, Tail
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.reliable_messages import Letters
 from labkit.launch.versions import Introduction, boot, versions
 from labkit.launch.warden import Ended
@@ -299,27 +301,29 @@ class Post:
         """Say that we are there, and what time it is here."""
         self._note("pong", asked_at, time.monotonic())
 
-    def on_start(self, spec: dict[str, Any]) -> None:
+    def on_start(self, words: dict[str, Any]) -> None:
         """Start the rank."""
-        threads = max(1, (os.cpu_count() or 1) // self.position.n_local)
-        local = {"LOCAL_RANK": str(self.position.local), "LOCAL_WORLD_SIZE": str(self.position.n_local)}
-        gpu = gpu_of(self.position.local, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        own = {
-            "rank": self.rank,
-            "fresh": spec["fresh"] or not system.forks(),
-            "device": spec["device"] if spec["device"] == "cpu" else f"{spec['device']}:{gpu}",
-            "address": self.address,
-            "blackbox": os.path.join(self.folder, "blackbox"),
-            "output": self.tail.path,
-            "threads": threads,
-            "interface": os.environ.get("GLOO_SOCKET_IFNAME") or self.interface,
-            "cwd": os.getcwd(),
-            "path": list(sys.path),
-            "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
-            "on_node": local,
-        }
+        spec = RankSpec.read(words)
+        local, n_local = self.position.local, self.position.n_local
+        threads = max(1, (os.cpu_count() or 1) // n_local)
+        gpu = gpu_of(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        spec = replace(
+            spec,
+            rank=self.rank,
+            fresh=spec.fresh or not system.forks(),
+            device=spec.device if spec.device == "cpu" else f"{spec.device}:{gpu}",
+            address=self.address,
+            blackbox=os.path.join(self.folder, "blackbox"),
+            output=self.tail.path,
+            threads=threads,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME") or self.interface,
+            cwd=os.getcwd(),
+            path=tuple(sys.path),
+            environment={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            on_node={"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(n_local)},
+        )
         self.busy = True
-        self.warden.send(("start", {**spec, **own}))
+        self.warden.send(("start", spec.written()))
 
     def on_signal(self, number: int) -> None:
         """Send the rank a signal."""

@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from labkit.launch.blackbox import Position
 from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
 from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
@@ -159,20 +160,18 @@ class Watched(Watch):
         """Start the keeper of the store, then the ranks. RuntimeError if the store does not come up."""
         processes, n = self.processes, self.n_ranks
         threads = max(1, (os.cpu_count() or 1) // n)
-        processes.spec |= {
-            "module": "labkit.launch.script_rank",
-            "n_ranks": n,
-            "keeper": n,
-            "script": path,
-            "arguments": arguments,
-            "observer": observe,
-            "imports": (*IMPORTS, *([observe.rpartition(".")[0]] if observe else [])),
-            "record": record,
-            "threads": threads,
-            "last_words": os.path.join(processes.folder, "last_words"),
-            "torchrun": {},
-        }
-        processes.spec["environment"] |= {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        words = os.path.join(processes.folder, "last_words")
+        script = ScriptSpec(n, path, arguments, observe, record, words)
+        environment = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        processes.spec = replace(
+            processes.spec,
+            module="labkit.launch.script_rank",
+            imports=(*IMPORTS, *([observe.rpartition(".")[0]] if observe else [])),
+            n_ranks=n,
+            threads=threads,
+            environment={**processes.spec.environment, **environment},
+            script=script,
+        )
         processes.start([n])
         deadline = time.monotonic() + START_S
         while self.port is None and n not in self.ended and time.monotonic() < deadline:
@@ -182,12 +181,13 @@ class Watched(Watch):
             raise RuntimeError(
                 f"the store in which the ranks of {path} are to meet did not come up\n{printed}".rstrip()
             )
-        processes.spec["torchrun"] = {
+        torchrun = {
             "MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": "labkit", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(n),
             
         }  # fmt: skip
+        processes.spec = replace(processes.spec, script=replace(script, torchrun=torchrun))
         processes.start(range(n))
         self.started = self.life_at = time.monotonic()
 
@@ -249,7 +249,7 @@ class Watched(Watch):
         if rank < self.n_ranks and (ended.code != 0 or rank not in self.over):
             self._failed()
             with suppress(OSError):
-                words = Path(f"{self.processes.spec['last_words']}{rank}").read_bytes()
+                words = Path(self.processes.folder, f"last_words{rank}").read_bytes()
                 self._add(rank, words, {})
 
     def _failed(self) -> None:
