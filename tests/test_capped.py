@@ -293,7 +293,7 @@ def test_a_rank_that_is_new_has_the_cap_and_holds_nothing():
 def test_a_rank_that_is_executed_afresh_has_the_cap():
     """Would catch a cap that only survives a fork, and options that the public class passes on in the wrong order."""
     with Cluster(1, "cpu", memory_bytes=CAP, fresh=True, quiet=True) as made:
-        assert (made._processes.spec["fresh"], made._processes.spec["strict"]) == (True, False)
+        assert (made._processes.spec.fresh, made._processes.spec.strict) == (True, False)
         refused(lambda: made.run(ones, CAP + FLOAT))
 
 

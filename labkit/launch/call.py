@@ -24,13 +24,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.launch import hang_diagnosis, output
+from labkit.launch import hang_diagnosis
 from labkit.launch.advice import DEVICE_LOST, advice
 from labkit.launch.blackbox import Position
 from labkit.launch.progress import CallBar
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
+from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
 
 GRACE_S = 0.25
 """The seconds for which other answers are awaited after the first failure: they may fail for their own reasons."""
@@ -42,23 +43,18 @@ STRAGGLER_S = 5.0
 RELEASE_S = 2.0
 
 
-class Call:
+class Call(Watch):
     """One function under way on `ranks`."""
 
+    positions: dict[int, Position | None]
+
     def __init__(self, processes: Ranks, ranks: Sequence[int], call_id: int, timeout_s: float | None):
-        self.processes, self.ranks, self.call_id, self.timeout_s = processes, tuple(ranks), call_id, timeout_s
+        super().__init__(processes, ranks, timeout_s)
+        self.call_id = call_id
         self.answers: dict[int, tuple[Answer, list[Any]]] = {}
         self.deaths: dict[int, Ended] = {}
-        self.positions: dict[int, Position | None] = {}
-        self.autopsy: hang_diagnosis.Autopsy | None = None
-        self.reason: str | None = None
         self.freed = False
         self.replaced: Sequence[int] = ()
-        self.started = self.life_at = time.monotonic()
-        self.life: object = None
-        self.stuck_since = 0.0
-        self.stuck: object = None
-        self.failed_at: float | None = None
         self.told_straggler = False
         self.bar = CallBar(len(ranks))
 
@@ -69,25 +65,13 @@ class Call:
 
     def collect(self) -> None:
         """Run the loop until every rank has answered or nothing more can come."""
-        look_at = self.started + LOOK_S
-        while self.pending:
-            self._take(self.processes.poll(0.05))
-            now = time.monotonic()
-            if now - self.started > 0.02:
-                self.show()
-            if self.failed_at is not None and now - self.failed_at > GRACE_S:
-                break
-            if now >= look_at:
-                self._look(now)
-                look_at = now + LOOK_S
-                if self.reason is not None:
-                    break
+        self.watch(LOOK_S, GRACE_S)
         if self.pending:
             self.snapshot()
             self.release()
         self.show(end=True)
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind == "answer" and event.what[0] == self.call_id:
                 answer: Answer = event.what[1]
@@ -102,8 +86,10 @@ class Call:
 
     def show(self, end: bool = False) -> None:
         """Print what the ranks have printed since the last time, and draw the progress bar."""
-        output.show([(rank, line) for rank in self.ranks for line in self.processes.tails[rank].lines(end)])
-        self.bar.update(self.processes.box, self.ranks, len(self.answers), time.monotonic() - self.started, end)
+        seconds = time.monotonic() - self.started
+        if end or seconds > 0.02:
+            super().show(end)
+            self.bar.update(self.processes.box, self.ranks, len(self.answers), seconds, end)
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
@@ -115,19 +101,10 @@ class Call:
             [(box.read(r).done, box.read(r).progress, tails[r].at, tails[r].hidden_bytes) for r in self.ranks],
             len(self.answers),
         )
-        if life != self.life:
-            self.life, self.life_at = life, now
-        autopsy = hang_diagnosis.diagnose(seen)
-        stuck = autopsy and [
-            (w.rank, w.call, w.line, w.waits_for, box.read(w.rank).done)
-            for w in autopsy.ranks
-            if w.rank in autopsy.stuck
-        ]
-        if stuck != self.stuck:
-            self.stuck, self.stuck_since = stuck, now
+        autopsy = self.diagnose(seen, life, now)
         if autopsy is not None and now - self.stuck_since >= SURE_S * (1 if self._gone(autopsy) else 2):
             self.autopsy, self.reason = autopsy, autopsy.headline
-        elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
+        elif self.silent(now):
             headline = f"Time-out: for {self.timeout_s:g} s no rank finished a verb, printed or returned."
             self.autopsy, self.reason = hang_diagnosis.Autopsy(headline, tuple(seen), tuple(self.pending)), headline
             self.reason += " If this is honest work, give the cluster a longer timeout_s."
@@ -140,15 +117,13 @@ class Call:
         return any(autopsy.ranks[rank].state in ("finished", "raised", "dead", "idle") for rank in awaited)
 
     def _straggler(self, seen: Sequence[hang_diagnosis.Whereabouts]) -> None:
-        patient = [rank for rank in seen if rank.state == "waiting" and rank.seconds > STRAGGLER_S and rank.waits_for]
-        if patient:
+        waiting, late = delayed(seen, STRAGGLER_S)
+        if waiting:
             self.told_straggler = True
-            late = [str(seen[rank]) for rank in patient[0].waits_for if seen[rank].state == "running"]
-            names = hang_diagnosis.name_ranks([waiting.rank for waiting in patient])
-            print(
-                f"{names} waiting in {patient[0].call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
-                flush=True,
-            )
+            print(delay_words(waiting, late, STRAGGLER_S), flush=True)
+
+    def _finished(self, rank: int) -> int:
+        return self.processes.box.read(rank).done
 
     def seen(self) -> list[hang_diagnosis.Whereabouts]:
         """The whereabouts of every rank of the cluster at this moment."""
@@ -177,12 +152,7 @@ class Call:
     def snapshot(self) -> None:
         """Ask once more where everybody is, before anything is disturbed."""
         if self.autopsy is None:
-            self.positions.clear()
-            asked = self.pending
-            self.processes.ask(asked, "where")
-            deadline = time.monotonic() + 0.1
-            while any(rank not in self.positions for rank in asked) and time.monotonic() < deadline:
-                self._take(self.processes.poll(0.02))
+            self.ask_where(self.pending, 0.1)
             self.autopsy = hang_diagnosis.Autopsy("", tuple(self.seen()), ())
 
     # -- freeing the ranks -------------------------------------------------------------------------------------------
@@ -264,20 +234,18 @@ def _is_cause(rank: int, failure: Failure, autopsy: hang_diagnosis.Autopsy) -> b
 
 def _root(call: Call, failures: dict[int, Failure], autopsy: hang_diagnosis.Autopsy) -> tuple[int, str]:
     if call.reason is not None:
-        gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
-        return (gone or list(autopsy.stuck) or call.ranks)[0], call.reason
+        return culprit(autopsy, call.ranks[0]), call.reason
     own = [r for r in failures if _is_cause(r, failures[r], autopsy)]
     if own:
         first = failures[own[0]]
-        same = [r for r in own if (failures[r].kind, failures[r].message) == (first.kind, first.message)]
+        same = same_failure(own, failures)
         where = call.processes.where(own[0]) if len(same) == 1 else ""
         return own[0], f"{hang_diagnosis.name_ranks(same)}{where} raised {first.kind}: {first.message}"
     if call.deaths:
         rank, ended = next(iter(call.deaths.items()))
         suspicion = _suspicion(ended, autopsy, call.processes.devices[rank])
         return rank, f"rank {rank}{call.processes.where(rank)} {ended}{suspicion}"
-    rank = next(iter(failures))
-    return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
+    return any_failure(failures)
 
 
 def _suspicion(ended: Ended, autopsy: hang_diagnosis.Autopsy, device: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -12,8 +12,22 @@ _NAMES = (
 )
 
 
-class Place(dict[str, Any]):
-    """Which rank this is, of how many, and on which node."""
+@dataclass(frozen=True)
+class NodePosition:
+    """Which rank a process is, of how many, and where: number `local` of the `n_local` on its node.
+
+    node      the node's name
+    group     the engine's number of the node; "" if it gives none
+    restart   how often torchrun has started the ranks again; "0" under other engines
+    """
+
+    rank: int
+    n_ranks: int
+    local: int = 0
+    n_local: int = 1
+    node: str = ""
+    group: str = ""
+    restart: str = "0"
 
 
 def gpu_of(local: int, visible: str | None) -> int:
@@ -24,7 +38,7 @@ def gpu_of(local: int, visible: str | None) -> int:
     return 0 if visible is not None and len([name for name in visible.split(",") if name.strip()]) == 1 else local
 
 
-def place_of(environment: Mapping[str, str], rank: int | None = None, n_ranks: int | None = None) -> Place:
+def position_from(environment: Mapping[str, str], rank: int | None = None, n_ranks: int | None = None) -> NodePosition:
     """ValueError if neither the environment nor the arguments say which rank this is."""
     for names in _NAMES:
         values = [environment.get(name) for name in names]
@@ -39,7 +53,7 @@ def place_of(environment: Mapping[str, str], rank: int | None = None, n_ranks: i
             "which rank is this? Start it with torchrun or srun, which set RANK and WORLD_SIZE (or SLURM_PROCID and "
             "SLURM_NTASKS), or say --rank 0 --n-ranks 2"
         )
-    return Place(
+    return NodePosition(
         rank=rank,
         n_ranks=n_ranks,
         local=local,

@@ -29,12 +29,14 @@ import zmq
 from labkit.launch import hang_diagnosis, join_file, working_folders
 from labkit.launch.blackbox import PAGE, BlackBox
 from labkit.launch.device_choice import Choice
+from labkit.launch.engine import NodePosition
 from labkit.launch.join_file import Ticket
 from labkit.launch.join_port import Gate
 from labkit.launch.output import Tail
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.reliable_messages import Letters
-from labkit.launch.versions import boot, versions
+from labkit.launch.versions import Introduction, boot, versions
 from labkit.launch.warden import Ended
 from labkit.plan.checks import is_whole
 
@@ -54,11 +56,12 @@ _TIME = struct.Struct("<d")
 class Peer:
     """A post that has said hello, and its rank."""
 
-    def __init__(self, identity: bytes, letters: Letters, hello: dict[str, Any], offset_s: float):
+    def __init__(self, identity: bytes, letters: Letters, hello: Introduction, offset_s: float):
         self.identity, self.letters, self.hello = identity, letters, hello
-        self.rank: int = hello["rank"]
+        self.rank = hello.position.rank
         self.offset_s, self.round_trip_s = offset_s, float("inf")  # add the offset to its clock to have ours
         self.lost_at: float | None = None
+        self.loss_told = False
         self.addresses: list[tuple[str, int]] | None = None
 
 
@@ -143,9 +146,9 @@ class JoinedRanks(Ranks):
         peer = next((peer for peer in self.peers.values() if peer.identity == identity), None)
         if peer is None:
             return self._stranger(identity, head, channel, frames, events)
-        if peer.lost_at is not None and peer.hello.get("told"):
+        if peer.lost_at is not None and peer.loss_told:
             print(f"{self._who(peer)} can be reached again.", flush=True)
-            peer.hello["told"] = False
+            peer.loss_told = False
         peer.lost_at = None
         if not peer.letters.opened(head):
             return
@@ -163,14 +166,14 @@ class JoinedRanks(Ranks):
 
     def _stranger(self, identity: bytes, head: Any, channel: bytes, frames: list[Any], events: list[Event]) -> None:
         letters = Letters()
-        hello: dict[str, Any] | None = None
+        hello: Introduction | None = None
         if channel == b"p" and letters.opened(head):
             kind, *details = pickle.loads(frames[0])
-            hello = details[0] if kind == "hello" else None
+            hello = Introduction.read(details[0]) if kind == "hello" else None
         if hello is None:  # the ghost of a rank that was given up
-            ghost = Peer(identity, letters, {"rank": -1}, 0.0)
+            ghost = Peer(identity, letters, Introduction(NodePosition(-1, self.n_ranks)), 0.0)
             return self._note(ghost, "superseded")
-        peer = Peer(identity, letters, hello, time.monotonic() - hello["now"])
+        peer = Peer(identity, letters, hello, time.monotonic() - hello.now)
         why = self._why_not(hello)
         if why:
             print(f"A rank was refused: {why}", flush=True)
@@ -184,16 +187,17 @@ class JoinedRanks(Ranks):
         self.peers[peer.rank] = peer
         self._post(peer, "welcome", max(SILENT_S, 2 * self.lost_s))
 
-    def _why_not(self, hello: dict[str, Any]) -> str:
-        who = f"rank {hello['rank']} on node {hello['node']}"
-        if hello["n_ranks"] != self.n_ranks or not 0 <= hello["rank"] < self.n_ranks:
+    def _why_not(self, hello: Introduction) -> str:
+        rank, n_ranks = hello.position.rank, hello.position.n_ranks
+        who = f"rank {rank} on node {hello.position.node}"
+        if n_ranks != self.n_ranks or not 0 <= rank < self.n_ranks:
             return (
-                f"{who} is of a job of {hello['n_ranks']} ranks, and this cluster has {self.n_ranks}: start as many "
+                f"{who} is of a job of {n_ranks} ranks, and this cluster has {self.n_ranks}: start as many "
                 "(--nnodes times --nproc-per-node)"
             )
         ours = versions()
-        wrong = [f"{name} {hello['versions'].get(name)}, the notebook {ours[name]}" for name in ours]
-        wrong = [text for name, text in zip(ours, wrong, strict=True) if hello["versions"].get(name) != ours[name]]
+        wrong = [f"{name} {hello.versions.get(name)}, the notebook {ours[name]}" for name in ours]
+        wrong = [text for name, text in zip(ours, wrong, strict=True) if hello.versions.get(name) != ours[name]]
         return f"{who} has {'; '.join(wrong)}: install the same on both" if wrong else ""
 
     def _from_post(self, peer: Peer, message: tuple[Any, ...], events: list[Event]) -> None:
@@ -228,7 +232,7 @@ class JoinedRanks(Ranks):
         self.tails[rank].hidden_bytes += hidden
 
     def _offset(self, peer: Peer) -> float:
-        return 0.0 if peer.hello["boot"] == boot() else peer.offset_s
+        return 0.0 if peer.hello.boot == boot() else peer.offset_s
 
     def _set_clock(self, peer: Peer, ledger: Any) -> None:
         """Transfers in the notebook's time, so that those of two machines can be compared."""
@@ -247,11 +251,11 @@ class JoinedRanks(Ranks):
             if peer.lost_at is None:
                 peer.lost_at = time.monotonic()
                 if self.lost_s > TELL_S / 2:
-                    peer.hello["told"] = True
+                    peer.loss_told = True
                     print(f"{self._who(peer)} cannot be reached; waiting for {self.lost_s:g} s.", flush=True)
 
     def _who(self, peer: Peer) -> str:
-        return f"Rank {peer.rank} on node {peer.hello['node']}"
+        return f"Rank {peer.rank} on node {peer.hello.position.node}"
 
     def _write(self, peer: Peer, *frames: Any) -> None:
         self._send(peer, peer.letters.write(frames))
@@ -338,14 +342,14 @@ class JoinedRanks(Ranks):
         self.generation += 1
         self.joined.clear()
         self.nodes = self._name_nodes()
-        store = self.peers[0].hello["store"]
+        store = self.peers[0].hello.store
         fresh = [rank for rank in range(self.n_ranks) if rank not in self.pids]
         for rank in range(self.n_ranks):
             if rank in fresh:
                 self.ended.pop(rank, None)
                 self.box.wipe(rank)
                 self.sent_sources.clear()
-                self._post(self.peers[rank], "start", self._spec(rank, store))
+                self._post(self.peers[rank], "start", self._spec(rank, store).written())
             else:
                 self.tell(rank, "join", None, self.generation, None, store)  # None: no memory is shared
         self.wait(self._met_or_failed, JOIN_S + JOIN_RANK_S * self.n_ranks)
@@ -355,24 +359,18 @@ class JoinedRanks(Ranks):
             self.by_engine.clear()
         return fresh if self.formed else []
 
-    def _spec(self, rank: int, store: str) -> dict[str, Any]:
-        return {
-            "n_ranks": self.n_ranks,
-            "generation": self.generation,
-            "store": store,
-            "backend": self.choice.backend,
-            "device": self.devices[rank],
-            "strict": self.strict,
-            "blocking": self.blocking,
-            "torch_timeout_s": TORCH_TIMEOUT_S,
-            "shares_memory": False,
-            "mail": None,
-            "module": "labkit.launch.worker",
-            "imports": (),
-            "fresh": False,
-            "links": None,
-            "around": None,
-        }
+    def _spec(self, rank: int, store: str) -> RankSpec:
+        return RankSpec(
+            n_ranks=self.n_ranks,
+            generation=self.generation,
+            store=store,
+            backend=self.choice.backend,
+            device=self.devices[rank],
+            strict=self.strict,
+            blocking=self.blocking,
+            torch_timeout_s=TORCH_TIMEOUT_S,
+            shares_memory=False,
+        )
 
     def _missing(self) -> list[int]:
         return [r for r in range(self.n_ranks) if r not in self.peers or self.peers[r].lost_at is not None]
@@ -421,12 +419,9 @@ class JoinedRanks(Ranks):
 
     def _name_nodes(self) -> tuple[str, ...]:
         """The host name of each rank's machine; with the engine's number of the node where two have the same name."""
-        hellos = [self.peers[rank].hello for rank in range(self.n_ranks)]
-        machines = {(hello["node"], hello["group"]) for hello in hellos}
-        names = [node for node, _ in machines]
-        return tuple(
-            f"{hello['node']}.{hello['group']}" if names.count(hello["node"]) > 1 else hello["node"] for hello in hellos
-        )
+        positions = [self.peers[rank].hello.position for rank in range(self.n_ranks)]
+        names = [node for node, _ in {(position.node, position.group) for position in positions}]
+        return tuple(p.node if names.count(p.node) == 1 else f"{p.node}.{p.group}" for p in positions)
 
     def _report(self) -> str:
         """The text of an error: the ranks that have joined, and what each missing one reported last."""
@@ -436,7 +431,7 @@ class JoinedRanks(Ranks):
             peer = self.peers.get(rank)
             if peer is not None and peer.lost_at is None:
                 said = self.joined.get(rank)
-                lines.append(f"  rank {rank} is on node {peer.hello['node']}" + (f": {said}" if said else ""))
+                lines.append(f"  rank {rank} is on node {peer.hello.position.node}" + (f": {said}" if said else ""))
             elif (ended := self.lost(rank)) is not None:
                 where = f" on node {self.nodes[rank]}" if self.nodes else ""
                 lines.append(f"  rank {rank}{where} {ended}, and its engine has started no other")

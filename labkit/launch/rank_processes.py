@@ -16,6 +16,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +29,7 @@ from labkit.launch.call_context import MakesAround
 from labkit.launch.device_choice import Choice
 from labkit.launch.endpoints import endpoints_of
 from labkit.launch.output import Tail
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.ranks import Event, Ranks
 from labkit.launch.serialize import written
 from labkit.launch.warden import Ended
@@ -152,30 +154,26 @@ class RankProcesses(Channels):
         with contextlib.suppress(OSError):  # if it is gone already, `start` says so
             self.warden.send(("keep", self.folder))
         threads = max(1, (os.cpu_count() or 1) // n_ranks)
-        self.spec: dict[str, Any] = {
-            "module": "labkit.launch.worker",
-            "imports": (),
-            "n_ranks": n_ranks,
-            "address": address,
-            "blackbox": os.path.join(self.folder, "blackbox"),
-            "store": os.path.join(self.folder, "store"),
-            "traffic": os.path.join(self.folder, "traffic"),
-            "shares_memory": True,
-            "links": None if links is None else pickle.dumps(links),
-            "around": None if around is None else written(around),
-            "backend": choice.backend,
-            "one_gpu": choice.one_gpu,
-            "mail": None,
-            "threads": threads,
-            "strict": strict,
-            "blocking": blocking,
-            "fresh": fresh or not can_fork,
-            "torch_timeout_s": TORCH_TIMEOUT_S,
-            "interface": system.loopback(),
-            "cwd": cwd,
-            "path": list(sys.path),
-            "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
-        }
+        self.spec = RankSpec(
+            n_ranks=n_ranks,
+            address=address,
+            blackbox=os.path.join(self.folder, "blackbox"),
+            store=os.path.join(self.folder, "store"),
+            traffic=os.path.join(self.folder, "traffic"),
+            links=None if links is None else pickle.dumps(links),
+            around=None if around is None else written(around),
+            backend=choice.backend,
+            one_gpu=choice.one_gpu,
+            threads=threads,
+            strict=strict,
+            blocking=blocking,
+            fresh=fresh or not can_fork,
+            torch_timeout_s=TORCH_TIMEOUT_S,
+            interface=system.loopback(),
+            cwd=cwd,
+            path=tuple(sys.path),
+            environment={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
         self.devices, self.wire = choice.devices, choice.wire
 
     def start(self, ranks: Iterable[int]) -> None:
@@ -184,16 +182,17 @@ class RankProcesses(Channels):
         for rank in ranks:
             self.ended.pop(rank, None)
             self.box.wipe(rank)
-            own = {
-                "rank": rank,
-                "output": self.tails[rank].path,
-                "device": self.devices[rank],
-                "generation": self.generation,
-            }
+            spec = replace(
+                self.spec,
+                rank=rank,
+                output=self.tails[rank].path,
+                device=self.devices[rank],
+                generation=self.generation,
+            )
             # The warden answers each message. If both sides only sent, each would fill its direction of the socket and
             # wait for ever. So the warden's answers are read before it is asked for more.
             self.waiting = self.poll(0)
-            self.order("start", {**self.spec, **own})
+            self.order("start", spec.written())
             self.sent_sources.clear()
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
@@ -210,17 +209,18 @@ class RankProcesses(Channels):
         """A new generation: dead ranks (or `everybody`) get fresh processes, all meet again. Returns the replaced.
 
         ValueError if the folder in which they work is gone."""
-        working_folders.check_there(self.spec["cwd"])
+        working_folders.check_there(self.spec.cwd)
         for attempt in range(2):
             replaced = [rank for rank in range(self.n_ranks) if everybody or not self.alive(rank)]
             self.kill(replaced)
             previous = self._store()
             self.generation += 1
-            with self._mail() as self.spec["mail"]:
+            with self._mail() as mail:
+                self.spec = replace(self.spec, mail=mail)
                 self.start(replaced)
                 for rank in set(range(self.n_ranks)) - set(replaced):
-                    self.tell(rank, "join", None, self.generation, self.spec["mail"])
-                met = self._all_joined((START_S if self.spec["fresh"] else JOIN_S) + JOIN_RANK_S * self.n_ranks)
+                    self.tell(rank, "join", None, self.generation, mail)
+                met = self._all_joined((START_S if self.spec.fresh else JOIN_S) + JOIN_RANK_S * self.n_ranks)
             if met:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(previous)
@@ -256,7 +256,7 @@ class RankProcesses(Channels):
         return f"While idle, {why}. A fresh process took its place (its names are gone)." if why else ""
 
     def _store(self) -> str:
-        return f"{self.spec['store']}{self.generation}"
+        return f"{self.spec.store}{self.generation}"
 
     def _all_joined(self, timeout_s: float) -> bool:
         def nothing_to_wait_for() -> bool:
@@ -266,7 +266,7 @@ class RankProcesses(Channels):
         return len(self.joined) == self.n_ranks and not any(self.joined.values())
 
     def _start_report(self) -> str:
-        lines = [f"the {self.n_ranks} ranks did not all meet (generation {self.generation}, {self.spec['backend']}):"]
+        lines = [f"the {self.n_ranks} ranks did not all meet (generation {self.generation}, {self.spec.backend}):"]
         for rank in range(self.n_ranks):
             if rank in self.ended:
                 stage = f"its process {self.ended[rank]}"
@@ -289,7 +289,7 @@ class RankProcesses(Channels):
         """End every rank and the warden; nothing is left. May be called twice; does nothing in a fork of the kernel."""
         if os.getpid() != self.owner or self.context.closed:
             return
-        if self.spec["backend"] == "nccl":  # NCCL leaves shared memory behind when it is killed
+        if self.spec.backend == "nccl":  # NCCL leaves shared memory behind when it is killed
             for rank in list(self.pids):
                 self.tell(rank, "leave", None)
             with contextlib.suppress(RuntimeError, KeyboardInterrupt):

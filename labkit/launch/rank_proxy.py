@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from labkit.comm import process_groups
 from labkit.launch import executed, join_file, system, warden, working_folders
 from labkit.launch.blackbox import PAGE, BlackBox
 from labkit.launch.endpoints import endpoints_of
-from labkit.launch.engine import Place, gpu_of, place_of
+from labkit.launch.engine import NodePosition, gpu_of, position_from
 from labkit.launch.join_file import Ticket
 from labkit.launch.join_port import BEAT_MS, BEAT_TIMEOUT_MS
 from labkit.launch.output import FILE_BYTES, Tail
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.reliable_messages import Letters
-from labkit.launch.versions import boot, versions
+from labkit.launch.versions import Introduction, boot, versions
 from labkit.launch.warden import Ended
 from labkit.launch.zygote import PINNED
 
@@ -59,12 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--rank", type=int, help="where no engine says it")
     parser.add_argument("--n-ranks", type=int, help="where no engine says it")
-    given = parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
     try:
-        place = place_of(os.environ, given.rank, given.n_ranks)
-        if place["restart"] != "0" and not given.join.exists():
+        position = position_from(os.environ, asked.rank, asked.n_ranks)
+        if position.restart != "0" and not asked.join.exists():
             return 0  # the cluster was closed while the engine started this rank again: all is well
-        return Post(join_file.read(given.join), place, _start_warden()).serve()
+        return Post(join_file.read(asked.join), position, _start_warden()).serve()
     except (ValueError, ConnectionError) as error:
         print(f"labkit: {error}", file=sys.stderr, flush=True)
         return 1
@@ -88,9 +90,9 @@ def _start_warden() -> Connection:
 class Post:
     """The loop between the notebook and one rank."""
 
-    def __init__(self, ticket: Ticket, place: Place, rank_warden: Connection):
-        self.ticket, self.place, self.warden = ticket, place, rank_warden
-        self.rank, self.pid = place["rank"], 0
+    def __init__(self, ticket: Ticket, position: NodePosition, rank_warden: Connection):
+        self.ticket, self.position, self.warden = ticket, position, rank_warden
+        self.rank, self.pid = position.rank, 0
         self.folder = working_folders.private_folder()
         self.warden.send(("keep", self.folder))
         self.box = BlackBox(os.path.join(self.folder, "blackbox"), ticket.n_ranks, create=True)
@@ -189,7 +191,7 @@ class Post:
         """Pass messages on until the rank or the cluster ends; the exit code."""
         try:
             self._connect()
-            self._say("hello", self._hello())
+            self._say("hello", self._introduction().written())
             poller = zmq.Poller()
             for channel in (self.up, self.local, self.monitor, self.warden.fileno(), self.stop_read):
                 poller.register(channel, zmq.POLLIN)
@@ -213,19 +215,12 @@ class Post:
         finally:
             self._end()
 
-    def _hello(self) -> dict[str, Any]:
+    def _introduction(self) -> Introduction:
         host, self.interface = join_file.interface_to(self.notebook.hostname or "", self.notebook.port or 0)
         if self.rank == 0:
             self.store = process_groups.host_store(host)
-        return {
-            **self.place,
-            "pid": os.getpid(),
-            "host": host,
-            "versions": versions(),
-            "store": f"tcp://{join_file.bracketed(host)}:{self.store.port}/" if self.store else "",
-            "boot": boot(),
-            "now": time.monotonic(),
-        }
+        store = f"tcp://{join_file.bracketed(host)}:{self.store.port}/" if self.store else ""
+        return Introduction(self.position, os.getpid(), host, versions(), store, boot(), time.monotonic())
 
     def _from_rank(self) -> None:
         while True:
@@ -306,27 +301,29 @@ class Post:
         """Say that we are there, and what time it is here."""
         self._note("pong", asked_at, time.monotonic())
 
-    def on_start(self, spec: dict[str, Any]) -> None:
+    def on_start(self, words: dict[str, Any]) -> None:
         """Start the rank."""
-        threads = max(1, (os.cpu_count() or 1) // self.place["n_local"])
-        local = {"LOCAL_RANK": str(self.place["local"]), "LOCAL_WORLD_SIZE": str(self.place["n_local"])}
-        gpu = gpu_of(self.place["local"], os.environ.get("CUDA_VISIBLE_DEVICES"))
-        own = {
-            "rank": self.rank,
-            "fresh": spec["fresh"] or not system.forks(),
-            "device": spec["device"] if spec["device"] == "cpu" else f"{spec['device']}:{gpu}",
-            "address": self.address,
-            "blackbox": os.path.join(self.folder, "blackbox"),
-            "output": self.tail.path,
-            "threads": threads,
-            "interface": os.environ.get("GLOO_SOCKET_IFNAME") or self.interface,
-            "cwd": os.getcwd(),
-            "path": list(sys.path),
-            "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
-            "on_node": local,
-        }
+        spec = RankSpec.read(words)
+        local, n_local = self.position.local, self.position.n_local
+        threads = max(1, (os.cpu_count() or 1) // n_local)
+        gpu = gpu_of(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        spec = replace(
+            spec,
+            rank=self.rank,
+            fresh=spec.fresh or not system.forks(),
+            device=spec.device if spec.device == "cpu" else f"{spec.device}:{gpu}",
+            address=self.address,
+            blackbox=os.path.join(self.folder, "blackbox"),
+            output=self.tail.path,
+            threads=threads,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME") or self.interface,
+            cwd=os.getcwd(),
+            path=tuple(sys.path),
+            environment={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            on_node={"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(n_local)},
+        )
         self.busy = True
-        self.warden.send(("start", {**spec, **own}))
+        self.warden.send(("start", spec.written()))
 
     def on_signal(self, number: int) -> None:
         """Send the rank a signal."""

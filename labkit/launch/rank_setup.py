@@ -17,10 +17,10 @@ import signal
 import sys
 import threading
 import warnings
-from typing import Any
 
 from labkit.comm.private import UntriedTorch
 from labkit.launch import system, working_folders
+from labkit.launch.rank_spec import RankSpec
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -42,9 +42,9 @@ class Screen(io.TextIOWrapper):
         return super().write(text)
 
 
-def set_up_rank(spec: dict[str, Any]) -> None:
+def set_up_rank(spec: RankSpec) -> None:
     """Give this process a rank's output file, folder, import path, environment, threads and seeds."""
-    out = os.open(spec["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    out = os.open(spec.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
@@ -54,26 +54,26 @@ def set_up_rank(spec: dict[str, Any]) -> None:
     warnings.simplefilter("ignore", UntriedTorch)  # the kernel tells it once; each rank would say it again
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
-    os.chdir(spec["cwd"])
-    sys.path[:] = spec["path"]
+    os.chdir(spec.cwd)
+    sys.path[:] = spec.path
     sys.argv[:] = [""]
     os.environ.clear()
     os.environ.update(variables(spec))
     system.open_files()
-    working_folders.shorten_sockets(os.path.dirname(spec["blackbox"]))
+    working_folders.shorten_sockets(os.path.dirname(spec.blackbox))
     import torch
 
-    torch.set_num_threads(spec["threads"])
+    torch.set_num_threads(spec.threads)
     _keep_memory()
     random.seed(0)
     torch.manual_seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    if spec["device"].startswith("cuda"):
-        torch.cuda.set_device(torch.device(spec["device"]))
+    if spec.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(spec.device))
 
 
-def variables(spec: dict[str, Any]) -> dict[str, str]:
+def variables(spec: RankSpec) -> dict[str, str]:
     """The environment variables of a rank: those of the kernel, its place, and for NCCL what it needs here.
 
         NCCL_SOCKET_IFNAME                 loopback, so that nothing listens beyond this machine; not for ranks of
@@ -88,23 +88,22 @@ def variables(spec: dict[str, Any]) -> dict[str, str]:
         NCCL_HOSTID                        another one for each rank: NCCL refuses two ranks of one machine on one GPU
         NCCL_NET                           Socket: no network card takes part
     """
-    place = spec.get("on_node")
     nccl: dict[str, str] = {}
-    if spec["backend"] == "nccl":
+    if spec.backend == "nccl":
         nccl = {
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
             "TORCH_NCCL_ENABLE_MONITORING": "0",
             "TORCH_FR_BUFFER_SIZE": str(RECORDS),
             "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
         }
-        if place is None:
-            nccl["NCCL_SOCKET_IFNAME"] = spec["interface"]
+        if spec.on_node is None:
+            nccl["NCCL_SOCKET_IFNAME"] = spec.interface
     machine: dict[str, str] = {}
-    if spec["backend"] == "nccl" and spec.get("one_gpu"):
-        machine = {"NCCL_HOSTID": f"labkit-{spec['rank']}", "NCCL_NET": "Socket"}
-    own = {"GLOO_SOCKET_IFNAME": spec["interface"], "RANK": str(spec["rank"]), "WORLD_SIZE": str(spec["n_ranks"])}
-    alone = {"LOCAL_RANK": str(spec["rank"]), "LOCAL_WORLD_SIZE": str(spec["n_ranks"])}
-    return {**nccl, **spec["environment"], **own, **machine, **(place or alone)}
+    if spec.backend == "nccl" and spec.one_gpu:
+        machine = {"NCCL_HOSTID": f"labkit-{spec.rank}", "NCCL_NET": "Socket"}
+    own = {"GLOO_SOCKET_IFNAME": spec.interface, "RANK": str(spec.rank), "WORLD_SIZE": str(spec.n_ranks)}
+    alone = {"LOCAL_RANK": str(spec.rank), "LOCAL_WORLD_SIZE": str(spec.n_ranks)}
+    return {**nccl, **spec.environment, **own, **machine, **(spec.on_node or alone)}
 
 
 def _print_lines_at_once() -> None:

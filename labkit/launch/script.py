@@ -14,8 +14,6 @@ sends before it is overwritten. Nothing of that is in the way of the script.
     ranks that can never go on                -> an autopsy within seconds; all are ended
     ranks that wait for one that still runs   -> a line that says for whom and where it is; nothing is stopped
     no sign of life for timeout_s             -> an autopsy; all are ended
-
-Long because start, watch and end of a script are one story with one state.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,15 @@ from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
 from labkit.comm.traffic_by_line import Share, Tally
-from labkit.launch import hang_diagnosis, output, system, working_folders
+from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import Position
 from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
+from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
 
 START_S = 120.0
 LOOK_S = 0.5
@@ -128,29 +128,26 @@ def watch_script(
         processes.close()
 
 
-class Watched:
+class Watched(Watch):
     """The ranks of one script while it runs."""
 
+    processes: RankProcesses
+    positions: dict[int, tuple[Position | None, list[Message], Dump | None]]
+
     def __init__(self, processes: RankProcesses, n_ranks: int, timeout_s: float | None):
-        self.processes, self.n_ranks, self.timeout_s = processes, n_ranks, timeout_s
+        super().__init__(processes, range(n_ranks), timeout_s)
+        self.n_ranks = n_ranks
         self.tally = Tally(n_ranks)
         self.over: dict[int, tuple[int, Failure | None]] = {}
         self.over_at: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
-        self.positions: dict[int, tuple[Position | None, list[Message], Dump | None]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
-        self.autopsy: hang_diagnosis.Autopsy | None = None
-        self.reason: str | None = None
         self.port: int | None = None
-        self.failed_at: float | None = None
         self.found_s: float | None = None
         self.told_straggler: object = None
-        self.began = self.life_at = self.stuck_since = time.monotonic()
-        self.life: object = None
-        self.stuck: object = None
         for tail in processes.tails:
             tail.budget_bytes = OUTPUT_BYTES
 
@@ -163,20 +160,18 @@ class Watched:
         """Start the keeper of the store, then the ranks. RuntimeError if the store does not come up."""
         processes, n = self.processes, self.n_ranks
         threads = max(1, (os.cpu_count() or 1) // n)
-        processes.spec |= {
-            "module": "labkit.launch.script_rank",
-            "n_ranks": n,
-            "keeper": n,
-            "script": path,
-            "arguments": arguments,
-            "observer": observe,
-            "imports": (*IMPORTS, *([observe.rpartition(".")[0]] if observe else [])),
-            "record": record,
-            "threads": threads,
-            "last_words": os.path.join(processes.folder, "last_words"),
-            "torchrun": {},
-        }
-        processes.spec["environment"] |= {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        words = os.path.join(processes.folder, "last_words")
+        script = ScriptSpec(n, path, arguments, observe, record, words)
+        environment = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        processes.spec = replace(
+            processes.spec,
+            module="labkit.launch.script_rank",
+            imports=(*IMPORTS, *([observe.rpartition(".")[0]] if observe else [])),
+            n_ranks=n,
+            threads=threads,
+            environment={**processes.spec.environment, **environment},
+            script=script,
+        )
         processes.start([n])
         deadline = time.monotonic() + START_S
         while self.port is None and n not in self.ended and time.monotonic() < deadline:
@@ -186,39 +181,28 @@ class Watched:
             raise RuntimeError(
                 f"the store in which the ranks of {path} are to meet did not come up\n{printed}".rstrip()
             )
-        processes.spec["torchrun"] = {
+        torchrun = {
             "MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": "labkit", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(n),
             
         }  # fmt: skip
+        processes.spec = replace(processes.spec, script=replace(script, torchrun=torchrun))
         processes.start(range(n))
-        self.began = self.life_at = time.monotonic()
+        self.started = self.life_at = time.monotonic()
 
     def collect(self) -> None:
         """Watch until every rank has ended, or until it is known why it never will; then end what is left."""
-        look_at = self.began + LOOK_S
-        while self.pending and self.reason is None:
-            self._take(self.processes.poll(0.05))
-            now = time.monotonic()
-            self.show()
-            if self.failed_at is not None and now - self.failed_at > GRACE_S:
-                break
-            if now >= look_at:
-                self._look(now)
-                look_at = now + LOOK_S
+        self.watch(LOOK_S, GRACE_S)
         if self.reason is not None or self.failed_at is not None:
-            self._ask()
+            asked = [rank for rank in self.pending if rank not in self.over]
+            self.ask_where(asked, LOOK_S, True)  # and all that the recorder has
         if self.failed_at is not None:
             self.stances = tuple(self._whereabouts())
             self.found_s = time.monotonic() - self.failed_at
         self.processes.kill(self.pending)
         self._take(self.processes.poll(0.05))
         self.show(end=True)
-
-    def show(self, end: bool = False) -> None:
-        """Print what the ranks have printed since the last time."""
-        output.show([(rank, text) for rank in range(self.n_ranks) for text in self.processes.tails[rank].lines(end)])
 
     def run(self, path: str, arguments: tuple[str, ...]) -> ScriptRun:
         """Everything that is known at the end."""
@@ -227,7 +211,7 @@ class Watched:
         none = dict.fromkeys(sorted(self.over), Share(0, 0))
         messages = {key: none | shares for key, shares in self.messages.items()}
         return ScriptRun(
-            path, arguments, self.n_ranks, time.monotonic() - self.began, codes, self.tally, self.seen, messages,
+            path, arguments, self.n_ranks, time.monotonic() - self.started, codes, self.tally, self.seen, messages,
             error, error.autopsy if error else None, self.found_s,
         )  # fmt: skip
 
@@ -265,7 +249,7 @@ class Watched:
         if rank < self.n_ranks and (ended.code != 0 or rank not in self.over):
             self._failed()
             with suppress(OSError):
-                words = Path(f"{self.processes.spec['last_words']}{rank}").read_bytes()
+                words = Path(self.processes.folder, f"last_words{rank}").read_bytes()
                 self._add(rank, words, {})
 
     def _failed(self) -> None:
@@ -286,16 +270,6 @@ class Watched:
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        asked = [rank for rank in self.pending if rank not in self.over]
-        self.positions.clear()
-        self.processes.ask(asked, "where", True)  # and all that the recorder has
-        deadline = time.monotonic() + LOOK_S
-        while any(rank not in self.positions and rank not in self.ended for rank in asked):
-            self._take(self.processes.poll(0.02))
-            if time.monotonic() > deadline:
-                return
-
     def _look(self, now: float) -> None:
         for rank in self.pending:
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
@@ -311,18 +285,13 @@ class Watched:
             [(tail.at, tail.hidden_bytes) for tail in self.processes.tails],
             sorted(self.ended),
         )
-        if life != self.life:
-            self.life, self.life_at = life, now
-        autopsy = hang_diagnosis.diagnose(self.stances)
-        stuck = autopsy and [(s.rank, s.call, s.line, s.waits_for) for s in autopsy.ranks if s.rank in autopsy.stuck]
-        if stuck != self.stuck:
-            self.stuck, self.stuck_since = stuck, now
+        autopsy = self.diagnose(self.stances, life, now)
         if autopsy is not None and self.failed_at is None and now - self.stuck_since >= SURE_S:
             because = reasons(self._dumps())[:1]
             self.reason = " ".join([autopsy.headline, *(f"The {because[0]}." for _ in because)])
             self.autopsy = hang_diagnosis.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
             self.found_s = now - self.life_at
-        elif self.timeout_s is not None and now - self.life_at > self.timeout_s:
+        elif self.silent(now):
             self.reason = (
                 f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. If this is "
                 "honest work, give it a longer --timeout."
@@ -354,18 +323,11 @@ class Watched:
         return whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic())
 
     def _straggler(self) -> None:
-        waiting = [s for s in self.stances if s.state == "waiting" and s.seconds > STRAGGLER_S and s.waits_for]
-        if not waiting:
-            return
-        first = waiting[0]
-        late = [str(self.stances[r]) for r in first.waits_for if self.stances[r].state == "running"]
-        names = hang_diagnosis.name_ranks([s.rank for s in waiting if (s.axis, s.seq) == (first.axis, first.seq)])
-        if late and self.told_straggler != (first.call, first.waits_for):
-            self.told_straggler = first.call, first.waits_for
-            print(
-                f"{names} waiting in {first.call} for {STRAGGLER_S:g} s: {'; '.join(late)}. Nothing is stopped.",
-                flush=True,
-            )
+        waiting, late = delayed(self.stances, STRAGGLER_S)
+        if late and self.told_straggler != (waiting[0].call, waiting[0].waits_for):
+            self.told_straggler = waiting[0].call, waiting[0].waits_for
+            together = [s for s in waiting if (s.axis, s.seq) == (waiting[0].axis, waiting[0].seq)]
+            print(delay_words(together, late, STRAGGLER_S), flush=True)
 
     # -- what it comes to --------------------------------------------------------------------------------------------
 
@@ -373,8 +335,7 @@ class Watched:
         failures = {rank: failure for rank, (_, failure) in self.over.items() if failure is not None}
         if self.reason is not None:
             autopsy = self.autopsy or hang_diagnosis.Autopsy(self.reason, self.stances, ())
-            gone = [b for a, b in autopsy.waits if a in autopsy.stuck and b not in autopsy.stuck]
-            return WorkerError((gone or list(autopsy.stuck) or [0])[0], self.reason, failures, autopsy)
+            return WorkerError(culprit(autopsy, 0), self.reason, failures, autopsy)
         rank, reason = self._root(failures)
         if rank is None:
             return None
@@ -388,7 +349,7 @@ class Watched:
         killed = [r for r in killed if self.stances and self.stances[r].state == "dead"]  # not those that we ended
         if own:
             failure = failures[own[0]]
-            same = [r for r in own if (failures[r].kind, failures[r].message) == (failure.kind, failure.message)]
+            same = same_failure(own, failures)
             starved = "ran out of memory: " if _of_memory(failure) else ""
             first = failure.message.splitlines()[0] if failure.message else ""
             return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {first}"
@@ -410,8 +371,7 @@ class Watched:
             if broken is not None:
                 rank, without = broken
                 return rank, f"rank {rank} has ended its script {without}"
-            rank = next(iter(failures))
-            return rank, f"rank {rank} raised {failures[rank].kind}: {failures[rank].message}"
+            return any_failure(failures)
         return None, ""
 
 

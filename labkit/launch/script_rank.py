@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 import types
-from typing import Any
 
 import zmq
 
@@ -29,6 +28,7 @@ from labkit.launch import unblock
 from labkit.launch.last_words import leave_last_words
 from labkit.launch.observer import Observer
 from labkit.launch.rank_setup import set_up_rank
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.reply import Failure, failure_of
 
 KEPT = 1000
@@ -40,25 +40,27 @@ SHARE = 50
 """Fetching takes at most one part in so many of a rank's time."""
 
 
-def main(spec: dict[str, Any]) -> None:
-    """Become rank `spec["rank"]` of the script, or the keeper of its store; never returns."""
+def main(spec: RankSpec) -> None:
+    """Become rank `spec.rank` of the script, or the keeper of its store; never returns."""
+    script = spec.script
+    assert script is not None
     set_up_rank(spec)
-    if spec["keeper"] == spec["rank"]:
+    if script.keeper == spec.rank:
         keep_store(spec)
-    os.environ.update(spec["torchrun"], ROLE_RANK=str(spec["rank"]))
+    os.environ.update(script.torchrun, ROLE_RANK=str(spec.rank))
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
-    words = leave_last_words(spec["last_words"] + str(spec["rank"]))
+    words = leave_last_words(script.last_words + str(spec.rank))
     context = zmq.Context()
     overheard = Overheard()
     overheard.hear()
     main_thread = threading.main_thread().ident or 0
-    control = Control(context, spec, main_thread, overheard)
+    control = Control(context, spec, script.record, main_thread, overheard)
     threading.Thread(target=control.serve, daemon=True, name="labkit-control").start()
     observer: Observer | None = None
-    if spec["observer"]:
-        module, _, name = spec["observer"].rpartition(".")
+    if script.observer:
+        module, _, name = script.observer.rpartition(".")
         observer = getattr(importlib.import_module(module), name)()
-    code, failure = become_script(spec, observer)
+    code, failure = become_script(script.path, script.arguments, observer)
     told = _connect(context, "m", spec)
     seen = None
     try:
@@ -74,9 +76,8 @@ def main(spec: dict[str, Any]) -> None:
     del words
 
 
-def become_script(spec: dict[str, Any], observer: Observer | None) -> tuple[int, Failure | None]:
+def become_script(path: str, arguments: tuple[str, ...], observer: Observer | None) -> tuple[int, Failure | None]:
     """Run the script as `__main__`; its exit code, and the exception with which it ended if it did not exit."""
-    path, arguments = spec["script"], spec["arguments"]
     for module in ("random", "numpy"):
         if module in sys.modules:
             sys.modules[module].random.seed() if module == "numpy" else random.seed()
@@ -105,10 +106,10 @@ def become_script(spec: dict[str, Any], observer: Observer | None) -> tuple[int,
         return 130 if isinstance(error, KeyboardInterrupt) else 1, failure
 
 
-def keep_store(spec: dict[str, Any]) -> None:
+def keep_store(spec: RankSpec) -> None:
     """Serve the store until this process is ended."""
     told = _connect(zmq.Context(), "m", spec)
-    store, port = rendezvous_store.open_store(spec["n_ranks"])
+    store, port = rendezvous_store.open_store(spec.n_ranks)
     told.send_multipart([pickle.dumps(("store", port))])
     threading.Event().wait()
     del store
@@ -117,8 +118,9 @@ def keep_store(spec: dict[str, Any]) -> None:
 class Control:
     """The thread beside the script: `serve` runs for ever."""
 
-    def __init__(self, context: zmq.Context, spec: dict[str, Any], main_thread: int, overheard: Overheard):
-        self.context, self.spec, self.main_thread, self.overheard = context, spec, main_thread, overheard
+    def __init__(self, context: zmq.Context, spec: RankSpec, record: bool, main_thread: int, overheard: Overheard):
+        self.context, self.spec, self.record = context, spec, record
+        self.main_thread, self.overheard = main_thread, overheard
         self.fetched = 0
 
     def serve(self) -> None:
@@ -130,7 +132,7 @@ class Control:
             if channel.poll(int(wait_s * 1e3)):
                 _, whole = pickle.loads(channel.recv())
                 channel.send_multipart(self._where(whole))
-            wait_s = self._fetch(channel) if self.spec["record"] else LOOK_S
+            wait_s = self._fetch(channel) if self.record else LOOK_S
 
     def _where(self, whole: bool) -> list[bytes]:
         try:
@@ -151,10 +153,10 @@ class Control:
         return LOOK_S if new < FULL // 4 else LEAST_S * 2
 
 
-def _connect(context: zmq.Context, kind: str, spec: dict[str, Any]) -> zmq.Socket:
+def _connect(context: zmq.Context, kind: str, spec: RankSpec) -> zmq.Socket:
     channel = context.socket(zmq.DEALER)
-    channel.identity = f"{kind}{spec['rank']}.{os.getpid()}".encode()
-    channel.connect(spec["address"])
+    channel.identity = f"{kind}{spec.rank}.{os.getpid()}".encode()
+    channel.connect(spec.address)
     return channel
 
 

@@ -23,6 +23,7 @@ import psutil
 
 from labkit.comm.private import have
 from labkit.launch import executed, system
+from labkit.launch.rank_spec import RankSpec
 
 LOOK_S = 0.5
 """Where the system does not tell when the kernel ends, the warden looks this often."""
@@ -106,13 +107,14 @@ class Warden:
         # socket. If one of them ended before `ends` could be opened, this tells
         return os.getppid() == self.parent_pid and psutil.pid_exists(self.kernel_pid)
 
-    def start(self, spec: dict[str, Any]) -> None:
-        """Fork one rank (or execute it afresh where the spec asks for it), after importing what the spec names."""
+    def start(self, words: dict[str, Any]) -> None:
+        """Fork one rank (or execute it afresh where its RankSpec asks for it), after importing what that names."""
+        spec = RankSpec.read(words)
         try:
-            if spec["fresh"]:
-                pid = executed.child(__name__, "become_fresh", os.getpid(), known=spec, cwd=spec["cwd"])
+            if spec.fresh:
+                pid = executed.child(__name__, "become_fresh", os.getpid(), known=words, cwd=spec.cwd)
             else:
-                for name in spec["imports"]:
+                for name in spec.imports:
                     if not name.startswith("torch.") or have(name):
                         importlib.import_module(name)
                 gc.freeze()  # as in the zygote: the collector must not write into pages that the ranks share
@@ -120,11 +122,11 @@ class Warden:
                 if pid == 0:
                     self._become(spec)
         except OSError as error:  # no process left, or no memory for one
-            return self.tell("refused", spec["rank"], str(error))
-        self.ranks[pid] = spec["rank"]
-        self.tell("started", spec["rank"], pid)
+            return self.tell("refused", spec.rank, str(error))
+        self.ranks[pid] = spec.rank
+        self.tell("started", spec.rank, pid)
 
-    def _become(self, spec: dict[str, Any]) -> None:
+    def _become(self, spec: RankSpec) -> None:
         try:
             signal.set_wakeup_fd(-1)
             for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -133,7 +135,7 @@ class Warden:
                 os.close(fd)
             self.kernel.close()
             enter_rank(os.getppid())
-            importlib.import_module(spec["module"]).main(spec)
+            importlib.import_module(spec.module).main(spec)
         finally:
             os._exit(1)
 
@@ -210,8 +212,8 @@ def enter_rank(warden_pid: int) -> None:
 def become_fresh(warden_pid: int) -> None:
     """The life of a rank that was executed."""
     enter_rank(warden_pid)
-    spec = executed.known_here()
-    importlib.import_module(spec["module"]).main(spec)
+    spec = RankSpec.read(executed.known_here())
+    importlib.import_module(spec.module).main(spec)
 
 
 def _end_tree(pid: int) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -28,6 +29,7 @@ from labkit.comm.traffic import Traffic
 from labkit.launch import serialize, unblock
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.rank_setup import Screen, set_up_rank
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.reply import Answer, Failure, failure_of
 
 IDLE_MS = 1000
@@ -36,11 +38,11 @@ SPARED = 3
 """An import under way is spared this many of the kernel's interrupts, which come every 0.4 s."""
 
 
-def main(spec: dict[str, Any]) -> None:
-    """Become rank `spec["rank"]` and serve until the kernel says goodbye; never returns."""
+def main(spec: RankSpec) -> None:
+    """Become rank `spec.rank` and serve until the kernel says goodbye; never returns."""
     set_up_rank(spec)
     rank = Rank(spec)
-    control = (rank.context, spec["address"], rank.rank, rank.main_thread, rank.cut)
+    control = (rank.context, spec.address, rank.rank, rank.main_thread, rank.cut)
     threading.Thread(target=unblock.control, args=control, daemon=True, name="labkit-control").start()
     rank.serve()
 
@@ -48,16 +50,16 @@ def main(spec: dict[str, Any]) -> None:
 class Rank:
     """The main thread of a rank."""
 
-    def __init__(self, spec: dict[str, Any]):
-        self.spec, self.rank = spec, spec["rank"]
+    def __init__(self, spec: RankSpec):
+        self.spec, self.rank = spec, spec.rank
         self.main_thread = threading.main_thread().ident or 0
         self.busy, self.spared, self.generation = False, 0, 0
         self.sent: serialize.Parcel | None = None
         self.traffic: Traffic | None = None
         self.box: Mailbox | None = None
         self.groups = self._no_groups()
-        self.page = Page(BlackBox(spec["blackbox"], spec["n_ranks"]), self.rank)
-        self.around = None if spec["around"] is None else pickle.loads(spec["around"])(spec["device"])
+        self.page = Page(BlackBox(spec.blackbox, spec.n_ranks), self.rank)
+        self.around = None if spec.around is None else pickle.loads(spec.around)(spec.device)
         self.page.around = self.around
         self.ledger = Ledger(self.page)
         self.notebook = types.ModuleType("__main__")
@@ -68,7 +70,7 @@ class Rank:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 500
         self.socket.identity = f"m{self.rank}.{os.getpid()}".encode()
-        self.socket.connect(spec["address"])
+        self.socket.connect(spec.address)
         self.send("hello", None, os.getpid())
         self.libc = ctypes.CDLL(None)
 
@@ -89,7 +91,7 @@ class Rank:
 
     def serve(self) -> None:
         """Wait for messages and do what they say, for ever."""
-        self.join(self.spec["generation"], self.spec["mail"])
+        self.join(self.spec.generation, self.spec.mail)
         while True:
             while self.box is not None and self.box.held and not self.socket.poll(1):
                 self.box.progress()  # what a call has sent without waiting, and for which there was no room then
@@ -114,15 +116,15 @@ class Rank:
         try:
             self.box = None
             self.ledger.under_way.clear()  # messages of the old world, which hold its memory
-            self.spec["store"] = store or self.spec["store"]
+            self.spec = replace(self.spec, store=store or self.spec.store)
             self.groups.stop()
             self._shape(generation)
-            self.box = None if mail is None else Mailbox(mail, self.spec["n_ranks"], self.rank)
+            self.box = None if mail is None else Mailbox(mail, self.spec.n_ranks, self.rank)
             self.page.weigh()
             spec = self.spec
-            place = spec["store"] + str(generation)
+            place = spec.store + str(generation)
             self.groups = self._no_groups()
-            self.groups.start(place, generation, spec["torch_timeout_s"], spec["strict"])
+            self.groups.start(place, generation, spec.torch_timeout_s, spec.strict)
         except Exception as error:
             self.send("joined", None, generation, f"{type(error).__name__}: {error}")
             return
@@ -131,22 +133,22 @@ class Rank:
     def _no_groups(self) -> ProcessGroups:
         """The process groups of a generation that has not begun."""
         spec = self.spec
-        place = self.rank, spec["n_ranks"], spec["backend"], spec["device"], spec["interface"]
-        return ProcessGroups(*place, spec["blocking"], os.environ.get("NCCL_HOSTID", ""))
+        place = self.rank, spec.n_ranks, spec.backend, spec.device, spec.interface
+        return ProcessGroups(*place, spec.blocking, os.environ.get("NCCL_HOSTID", ""))
 
     def _shape(self, generation: int) -> None:
         """Open the page on which ranks keep the traffic of this generation, if links are shaped; forget the last."""
-        if self.spec["links"] is None:
+        if self.spec.links is None:
             return
         if self.traffic is not None:
             self.traffic.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.spec['traffic']}{generation - 1}")
-        self.traffic = Traffic(f"{self.spec['traffic']}{generation}", pickle.loads(self.spec["links"]), self.page.beat)
+            os.unlink(f"{self.spec.traffic}{generation - 1}")
+        self.traffic = Traffic(f"{self.spec.traffic}{generation}", pickle.loads(self.spec.links), self.page.beat)
 
     def group(self) -> Group:
         """A fresh view of the world for one call: collectives are counted from 1."""
-        n_ranks, device = self.spec["n_ranks"], self.spec["device"]
+        n_ranks, device = self.spec.n_ranks, self.spec.device
         world = native.world(self.rank, n_ranks, device, self.ledger, self.state, self.groups)
         if self.traffic is not None:
             return shaped.shape(world, self.traffic)
@@ -163,10 +165,10 @@ class Rank:
             return 0
         if box is not None:
             box.cut()
-        if self.spec["device"].startswith("cuda"):
+        if self.spec.device.startswith("cuda"):
             import torch
 
-            torch.cuda.set_device(torch.device(self.spec["device"]))  # a thread begins on GPU 0, with a context there
+            torch.cuda.set_device(torch.device(self.spec.device))  # a thread begins on GPU 0, with a context there
         self.groups.abort()  # NCCL's collectives wait on no socket
         del box  # the main thread may be on its way to the next one, and memory ends with the last that holds it
         return unblock.cut(endpoints)
@@ -183,7 +185,7 @@ class Rank:
             with self.around or contextlib.nullcontext():
                 value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
-            lost = isinstance(error, RuntimeError) and not device_answers(self.spec["device"])
+            lost = isinstance(error, RuntimeError) and not device_answers(self.spec.device)
             failure = failure_of(error, self.page.last, lost, not self.groups.has_world)
         seconds = time.perf_counter() - started
         self.page.weigh()
@@ -220,7 +222,7 @@ class Rank:
         frames: list[Any] = []
         if failure is None:
             try:
-                self.sent = serialize.Parcel(value, self.spec["shares_memory"], os.path.dirname(self.spec["blackbox"]))
+                self.sent = serialize.Parcel(value, self.spec.shares_memory, os.path.dirname(self.spec.blackbox))
                 frames = self.sent.frames
             except Exception as error:
                 where = serialize.why_unpicklable(value, "the value that it returned") or "the value that it returned"
@@ -229,9 +231,9 @@ class Rank:
         self.send("answer", call_id, answer, frames=frames)
 
     def _wait_for_device(self) -> None:
-        with contextlib.nullcontext() if self.spec["blocking"] else self.page.in_the_last_collective():
+        with contextlib.nullcontext() if self.spec.blocking else self.page.in_the_last_collective():
             self.groups.drain()
-            if self.spec["device"].startswith("cuda"):
+            if self.spec.device.startswith("cuda"):
                 import torch
 
                 torch.cuda.synchronize()

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -366,7 +367,7 @@ def test_f11_ranks_that_cannot_meet_are_reported_stage_by_stage(monkeypatch):
     from labkit.launch.rank_processes import RankProcesses
 
     def wrong_interface(self, ranks, start=RankProcesses.start):
-        self.spec["interface"] = "no-such-interface"
+        self.spec = replace(self.spec, interface="no-such-interface")
         start(self, ranks)
 
     monkeypatch.setattr(RankProcesses, "start", wrong_interface)

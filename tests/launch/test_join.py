@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import Cluster, WorkerError
 from labkit.launch import call, join_file, serialize
-from labkit.launch.engine import gpu_of, place_of
+from labkit.launch.engine import NodePosition, gpu_of, position_from
 from labkit.launch.reliable_messages import Letters
 from tests.waiting import LONG_S, once, stop_button, until, waiting
 
@@ -203,7 +203,7 @@ def test_a_rank_or_its_post_that_dies_is_named_and_comes_anew_from_its_engine(jo
     """Would catch a notebook that waits for the dead, that blames the rank which the engine ended on its account, that
     starts ranks by itself, and one that listens to the ghost of the generation before."""
     joined.state["k"] = 5
-    posts = [joined._processes.peers[rank].hello["pid"] for rank in range(2)]
+    posts = [joined._processes.peers[rank].hello.pid for rank in range(2)]
 
     def dies(group, pid):
         if group.rank == 1:
@@ -218,7 +218,7 @@ def test_a_rank_or_its_post_that_dies_is_named_and_comes_anew_from_its_engine(jo
     assert values == [2.0, 2.0]
     assert "came anew from the engine" in capsys.readouterr().out
     assert "k" not in joined.state
-    assert all(before != joined._processes.peers[rank].hello["pid"] for rank, before in enumerate(posts))
+    assert all(before != joined._processes.peers[rank].hello.pid for rank, before in enumerate(posts))
 
 
 def test_a_file_that_others_can_read_is_refused_with_the_mend(tmp_path):
@@ -248,10 +248,10 @@ def test_numbers_that_do_not_fit_are_refused_before_anything_listens(tmp_path):
     with pytest.raises(ValueError, match="no address of this machine"):
         Cluster.join(2, host="192.0.2.1", file=tmp_path / "keys.json")
     with pytest.raises(ValueError, match="--rank 0 --n-ranks 2"):
-        place_of({})
+        position_from({})
     slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n2"}
-    assert {"rank": 3, "n_ranks": 4, "local": 1, "node": "n2"}.items() <= place_of(slurm).items()
-    assert place_of({}, 1, 2)["rank"] == 1
+    assert position_from(slurm) == NodePosition(3, 4, local=1, node="n2")
+    assert position_from({}, 1, 2).rank == 1
 
 
 def test_a_correspondence_survives_whatever_its_connection_loses():

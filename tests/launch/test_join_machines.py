@@ -118,7 +118,7 @@ def test_a_link_that_is_cut_and_a_machine_that_dies_are_named_and_the_cluster_go
         assert [reply.value for reply in replies] == [2.0, 2.0]
         assert len(set(cluster.nodes)) == 2
         assert replies[0].ledger.sent_bytes(axis="node") == replies[0].ledger.sent_bytes() == 32
-        victim = next(rank for rank in range(2) if ranks.peers[rank].hello["host"] == f"{machines.net}.3")
+        victim = next(rank for rank in range(2) if ranks.peers[rank].hello.host == f"{machines.net}.3")
 
         # a cut that is shorter than lost_s: said, and outlived
         ranks.lost_s, before = LONG_S, cluster.pids
@@ -147,7 +147,7 @@ def test_a_link_that_is_cut_and_a_machine_that_dies_are_named_and_the_cluster_go
             group.all_reduce(torch.ones(1))
 
         with pytest.raises(WorkerError) as caught:
-            cluster.run(dies, [agents[1].pid, ranks.peers[victim].hello["pid"]])
+            cluster.run(dies, [agents[1].pid, ranks.peers[victim].hello.pid])
         assert caught.value.rank == victim, str(caught.value)
         assert cluster.nodes[victim] in caught.value.reason
         for agent in agents:  # what a scheduler does with a job of which a machine is gone

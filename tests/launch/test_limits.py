@@ -19,6 +19,7 @@ import pytest
 from labkit import Cluster
 from labkit.launch import limits, working_folders
 from labkit.launch.rank_processes import Channels, RankProcesses
+from labkit.launch.rank_spec import RankSpec
 from labkit.launch.warden import Warden
 from tests.waiting import until
 
@@ -71,7 +72,7 @@ def test_kernel_and_warden_do_not_both_wait_until_the_other_reads():
     processes = RankProcesses.__new__(RankProcesses)
     folder = working_folders.private_folder()  # a short path, since it is a socket's
     Channels.__init__(processes, f"ipc://{folder}/wire", Connection(ours.detach()))
-    processes.folder, processes.spec = folder, {"environment": "x" * 9000}
+    processes.folder, processes.spec = folder, RankSpec(environment={"X": "x" * 9000})
     processes.devices, processes.sent_sources = ["cpu"] * 64, set()
     processes.box = SimpleNamespace(wipe=lambda rank: None)
     processes.tails = [SimpleNamespace(path="")] * n_ranks  # type: ignore[list-item]
