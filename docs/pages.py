@@ -173,7 +173,7 @@ def _documented() -> dict[str, str]:
 
 def _place(file: str) -> str:
     """labkit/parallel/ddp.py -> parallel.ddp; a law by its own name."""
-    return file.removeprefix("labkit/").removeprefix("plan/").removesuffix(".py").replace("/", ".")
+    return file.removeprefix("labkit/").replace("plan/", "").replace("laws/", "").removesuffix(".py").replace("/", ".")
 
 
 def _mechanism(file: str, row: Row) -> str:

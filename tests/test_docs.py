@@ -281,7 +281,7 @@ def test_a_mechanism_shows_its_picture_its_law_and_its_code(read, site):
     page = read[site / "generated/mechanisms/parallel.ddp.html"]
     drawing = (sys.modules[labkit.DDP.__module__].__doc__ or "").split("\n\n")[1]
     assert "\n".join(line.removeprefix("    ") for line in drawing.splitlines()) in page.words
-    assert "../laws/bytes_sent.html" in page.links
+    assert "../laws/ddp.html" in page.links
     assert "class DDP" in page.words
 
 

@@ -300,8 +300,8 @@ def refusals(shape: ModelShape, recipe: Recipe, layout: Layout, tied: bool) -> I
     `tied`: True if the head's weight is the embedding's on whichever stages these are."""
     yield from experts.refuses(shape, recipe, layout)
     yield from data_parallel.refuses(recipe, layout)
-    yield from pipeline.refuses(shape, recipe, layout, tied)
     yield from recipe.strategy_law.refuses(layout)
+    yield from pipeline.refuses(shape, recipe, layout, tied)
     yield from recipe.schedule_law.refuses(recipe, layout)
     yield from context.refuses(shape, recipe, layout)
     yield from tensor.refuses(shape, recipe, layout)
@@ -311,5 +311,5 @@ def check(config: Any, recipe: Recipe, layout: Layout) -> None:
     """ValueError, with the numbers and the mend, for a combination that cannot work; `config` is a ModelShape or a
     GPTConfig. Nothing is built for it."""
     shape = ModelShape.of(config)
-    for reason in refusals(shape, recipe, layout, shape.tied):
+    for reason in (*refusals(shape, recipe, layout, shape.tied), *experts.unscaled(shape, recipe)):
         raise ValueError(reason)

@@ -46,7 +46,11 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
             f"{choices.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone: "
             "use '1f1b' or 'zero_bubble'"
         )
-    if choices.precision == "fp16" and shape.balance == "loss":
+
+
+def unscaled(shape: Sizes, choices: Choices) -> Iterator[str]:
+    """A loss of the experts that labkit's loss scale does not reach: its program refuses it, and a plan need not."""
+    if shape.n_expert and shape.balance == "loss" and choices.precision == "fp16":
         yield (
             "the balance loss enters in the middle of the model, where nobody multiplies it by the loss scale of "
             "precision='fp16': take balance='bias', or precision='amp'"
