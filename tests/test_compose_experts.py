@@ -198,7 +198,7 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
     ("changes", "layout", "more", "words"),
     [
         ({"n_expert": 0}, Layout(dp=2, ep=2), {}, "this model has none"),
-        ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 has no ep=2 equal parts"),
+        ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 experts cannot be dealt out evenly to ep=2"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
         ({}, Layout(cp=2), {}, "no rank sees a whole one"),
         ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),
