@@ -216,7 +216,7 @@ class Rank:
         shard = owned * (self.gathered if r.offload else w)
         state += sum(step.kept for step in steps)
         least = (shard if r.cuts.weights else numel * w) + state
-        least += sum(keeper.gradients(stage.middle) for stage, keeper in zip(self.stages, self.keepers, strict=True))
+        least += 0 if self.law.left(self.n) else numel * self.sums  # those that nothing leaves behind are always there
         least += self.in_flight_bytes() + self.remembered()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
         comes = self.law.most(Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), self.gathered), r)
