@@ -75,7 +75,7 @@ class DDPLaw:
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""
-        return Moves(1, 1, of_gradients=True)
+        return Moves(1, 1, choices.sent_gradient_bytes)
 
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """As those of all else."""

@@ -24,13 +24,12 @@ from labkit.plan.layout import Layout
 
 
 class Moves(NamedTuple):
-    """How often a rank's parameters move in a step, each time (n-1)/n of them: gradients, and weights.
-
-    An all_reduce is a reduce-scatter of gradients and an all-gather of gradients (`of_gradients`)."""
+    """How often a rank's parameters move in a step, each time (n-1)/n of them: gradients are scattered, and what is
+    gathered has `gathered_bytes` an element. An all_reduce scatters gradients and gathers their sums."""
 
     scatters: int
     gathers: float
-    of_gradients: bool = False
+    gathered_bytes: float
 
 
 class Amounts(NamedTuple):

@@ -48,13 +48,15 @@ class ZeRO1Law(InBuckets):
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Once each, for all micro-batches together."""
-        return Moves(1, 1)
+        return Moves(1, 1, choices.weight_bytes)
 
     def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind the last backward, then for the new weights."""
         n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
         one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, 1, gather_s(state, choices, machine))
+        return waits_of_buckets(
+            state, work, choices, machine, one, 1, gather_s(state, choices, machine, choices.weight_bytes)
+        )
 
     def gradient_words(self, width: int, share: str) -> str:
         """Whole, then a part."""

@@ -48,13 +48,15 @@ class ZeRO2Law(InBuckets):
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Gradients after each micro-batch: whole ones cannot wait."""
-        return Moves(choices.n_turns, 1)
+        return Moves(choices.n_turns, 1, choices.weight_bytes)
 
     def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind every backward, then for the new weights."""
         n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
         one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine))
+        return waits_of_buckets(
+            state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine, choices.weight_bytes)
+        )
 
     def gradient_words(self, width: int, share: str) -> str:
         """A part, and what has just been made."""

@@ -96,13 +96,13 @@ class ZeRO3Law:
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Twice gathered for each micro-batch; where units stay whole, once for each time that none was under way."""
         if choices.reshard:
-            return Moves(choices.n_turns, 2 * choices.n_turns)
+            return Moves(choices.n_turns, 2 * choices.n_turns, choices.weight_bytes)
         schedule = choices.schedule_for(n_ranks)
         under_way, times = dict.fromkeys(schedule.stages_of(place), 0), 0
         for action in schedule.programs[place]:
             times += action.kind == "F" and not under_way[action.stage]  # nobody has kept it whole
             under_way[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
-        return Moves(choices.n_turns, times / len(under_way))
+        return Moves(choices.n_turns, times / len(under_way), choices.weight_bytes)
 
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """Experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
