@@ -7,6 +7,9 @@
     flops of a token    6 a weight of every matrix that it meets (2 forward, 4 backward), and 12 L A T of attention
     activations         (8 D + 2 F) elements a token and block, see labkit.plan.layers
 
+A weight costs 2 flops a token: a product and a sum. Backward is twice that, one product for the gradient of its input
+and one for its own. Looking up a row of an embedding costs nothing.
+
 With experts (E of hidden width G, of which a token meets k, and s shared ones) the blocks after the first n_dense have
 
     parameters          router D E,  experts E x 2 D G (gated: 3),  shared experts s x 2 D G (3)

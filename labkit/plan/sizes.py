@@ -5,7 +5,9 @@ ModelShape (shape.py) extends these by what follows from them: parameters, flops
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.plan.checks import is_whole
 
@@ -13,8 +15,64 @@ POSITIONS = ("learned", "rotary", "none")
 NORMS = ("layer", "rms")
 
 
+def check_sizes(sizes: Any, key_heads: str, whole: dict[str, int], **choices: Sequence[str]) -> None:
+    """ValueError, with the numbers and the mend, for sizes of a GPT that do not fit together: Sizes or a GPTConfig.
+
+    `key_heads` is the name of the field with the number of key heads. `whole` names the fields that only these sizes
+    have and that hold whole numbers, each with the least that it may be; a field whose default is None may be None.
+    `choices` are the words that a field may hold."""
+    positive = ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "top_k", "expert_ff", key_heads)
+    for name, least in {**dict.fromkeys(positive, 1), "n_expert": 0, "n_shared": 0, **whole}.items():
+        value = getattr(sizes, name)
+        optional = getattr(type(sizes), name, 0) is None  # the default of a dataclass's field is the class's attribute
+        if not (optional and value is None or is_whole(value, least)):
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    for name, known in choices.items():
+        if getattr(sizes, name) not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(sizes, name)!r}")
+    d_model, n_head, top_k = sizes.d_model, sizes.n_head, sizes.top_k
+    keys = getattr(sizes, key_heads) or n_head
+    if d_model % n_head and ("head_width" not in whole or sizes.head_width is None):
+        raise ValueError(
+            f"d_model={d_model} cannot be cut into n_head={n_head} heads; n_head could be {_divisors(d_model)}"
+        )
+    if n_head % keys:
+        raise ValueError(
+            f"n_head={n_head} query heads cannot share {key_heads}={keys} key heads evenly; {key_heads} could be "
+            f"{_divisors(n_head)}"
+        )
+    if not sizes.n_expert and sizes.n_shared:
+        raise ValueError(f"n_shared={sizes.n_shared} is of models with experts: n_expert=8, say")
+    if 0 < sizes.n_expert < top_k:
+        raise ValueError(f"a token cannot go to top_k={top_k} of n_expert={sizes.n_expert} experts: lower top_k")
+    if sizes.capacity is not None and not sizes.capacity > 0:
+        raise ValueError(f"capacity is a multiple, above 0, of an expert's mean load, or None, got {sizes.capacity!r}")
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(f"{n}" for n in range(1, min(number, 256) + 1) if number % n == 0)
+
+
+class Widths:
+    """The widths that follow from the sizes of any GPT. It has no fields: Sizes and GPTConfig list their own."""
+
+    d_model: int
+    d_ff: int | None
+    expert_ff: int | None
+
+    @property
+    def hidden(self) -> int:
+        """Width inside the MLP: d_ff, or 4 d_model."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width inside an expert: expert_ff, or that of the MLP."""
+        return self.hidden if self.expert_ff is None else self.expert_ff
+
+
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Widths):
     """Sizes of a GPT, frozen. None means the usual: d_ff 4 d_model, as many key heads as heads, width D / heads.
 
     `fused_attention=False`: the T x T scores are written to memory, as before FlashAttention (arXiv:2205.14135).
@@ -61,46 +119,12 @@ class Sizes:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "n_kv_head", "head_width"):
-            value = getattr(self, name)
-            optional = name in ("d_ff", "n_kv_head", "head_width") and value is None
-            if not optional and not is_whole(value):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.head_width is None and self.d_model % self.n_head:
-            good = ", ".join(str(n) for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0)
-            raise ValueError(
-                f"d_model={self.d_model} cannot be cut into n_head={self.n_head} heads; n_head could be {good}"
-            )
-        if self.n_head % self.kv_heads:
-            raise ValueError(
-                f"n_head={self.n_head} heads cannot share n_kv_head={self.kv_heads} keys evenly: n_kv_head could be "
-                + ", ".join(str(n) for n in range(1, self.n_head + 1) if self.n_head % n == 0)
-            )
-        self._check_experts()
-        for name, known in (("position", POSITIONS), ("norm", NORMS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-
-    def _check_experts(self) -> None:
-        """ValueError for experts, or a latent attention, whose sizes do not fit together."""
-        for name in ("n_expert", "n_shared", "n_dense", "rope_width"):
-            value = getattr(self, name)
-            if not is_whole(value, 0):
-                raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
-        for name in ("top_k", "expert_ff", "q_lora", "kv_lora"):
-            value = getattr(self, name)
-            if value is not None and not is_whole(value):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.n_expert and self.top_k > self.n_expert:
-            raise ValueError(f"a token cannot go to top_k={self.top_k} of n_expert={self.n_expert} experts")
-        if not self.n_expert and (self.n_shared or self.n_dense):
-            raise ValueError(
-                f"n_shared={self.n_shared} and n_dense={self.n_dense} are of models with experts: n_expert=8, say"
-            )
+        whole = {"head_width": 1, "q_lora": 1, "kv_lora": 1, "n_dense": 0, "rope_width": 0}
+        check_sizes(self, "n_kv_head", whole, position=POSITIONS, norm=NORMS)
+        if not self.n_expert and self.n_dense:
+            raise ValueError(f"n_dense={self.n_dense} is of models with experts: n_expert=8, say")
         if self.n_dense > self.n_layer:
             raise ValueError(f"n_dense={self.n_dense} of n_layer={self.n_layer} blocks cannot be dense")
-        if self.capacity is not None and not self.capacity > 0:
-            raise ValueError(f"capacity is a multiple, above 0, of an expert's mean load, got {self.capacity}")
         if (self.q_lora is None) != (self.kv_lora is None):
             raise ValueError(f"latent attention has both ranks: q_lora={self.q_lora}, kv_lora={self.kv_lora}")
         if self.rope_width and self.kv_lora is None:
@@ -117,16 +141,6 @@ class Sizes:
     def kv_heads(self) -> int:
         """Heads of keys and values: n_kv_head, or n_head."""
         return self.n_head if self.n_kv_head is None else self.n_kv_head
-
-    @property
-    def hidden(self) -> int:
-        """Width inside the MLP: d_ff, or 4 d_model."""
-        return 4 * self.d_model if self.d_ff is None else self.d_ff
-
-    @property
-    def expert_hidden(self) -> int:
-        """Width inside an expert: expert_ff, or that of the MLP."""
-        return self.hidden if self.expert_ff is None else self.expert_ff
 
     @property
     def n_mixed(self) -> int:
