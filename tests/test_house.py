@@ -340,7 +340,6 @@ NOT_YET = (
     "labkit/course/topics/memory_anatomy.py",
     "labkit/course/topics/planner_panel.py",
     "labkit/course/topics/schedule_pad.py",
-    "labkit/course/topics/zero_explorer.py",
     "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
     "labkit/launch/",
     "labkit/plan/",

@@ -15,6 +15,7 @@ from labkit.plan.models import MODELS
 from labkit.plan.recipe import OPTIMIZERS, PRECISIONS
 from labkit.plan.search import HEADROOM, Plan, plans
 from labkit.plan.shape import ModelShape
+from labkit.plan.typed import whole
 from labkit.view.plans import name_of, plan_list, shortlist
 from labkit.view.svg import Picture
 from labkit.view.units import plural
@@ -60,13 +61,13 @@ class PlannerPanel(Explorer):
     def shape(self) -> ModelShape:
         """The model that the controls describe. ValueError for impossible sizes."""
         if self.model.value == OWN:
-            sizes = {name: _whole(field.value, field.description) for name, field in self.sizes.items()}
-            return ModelShape.gpt(**sizes, seq=_whole(self.seq.value, "tokens a row"), tied=False, name=OWN)
+            sizes = {name: _number(field) for name, field in self.sizes.items()}
+            return ModelShape.gpt(**sizes, seq=_number(self.seq), tied=False, name=OWN)
         return self.shapes[self.model.value]
 
     def drawn(self) -> Picture:
         """The picture for the present controls. ValueError for settings that cannot be planned."""
-        n, rows, seq = (_whole(field.value, field.description) for field in (self.ranks, self.rows, self.seq))
+        n, rows, seq = (_number(field) for field in (self.ranks, self.rows, self.seq))
         shape = self.shape
         for name, field in self.sizes.items():
             field.value, field.disabled = str(getattr(shape, name)), self.model.value != OWN
@@ -93,11 +94,5 @@ def _typed(value: int, words: str) -> widgets.Text:
     return widgets.Text(str(value), description=words, continuous_update=False)
 
 
-def _whole(typed: str, name: str) -> int:
-    try:
-        number = int(typed.replace(",", "").replace("_", "").strip())
-    except ValueError:
-        raise ValueError(f"{name}: a whole number, got {typed!r}") from None
-    if not 1 <= number <= MOST.get(name, 10**9):
-        raise ValueError(f"{name}: 1 to {MOST.get(name, 10**9):,}, got {number:,}")
-    return number
+def _number(field: widgets.Text) -> int:
+    return whole(field.value, field.description, most=MOST.get(field.description, 10**9))

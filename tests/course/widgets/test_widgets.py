@@ -122,7 +122,7 @@ def test_a_prediction_keeps_the_last_number_that_made_sense_and_says_what_is_wro
         guess.commit()
         assert guess.value == 7
         assert not guess.committed
-        assert "is not a number of B, 0 or more; still 7 B" in guess.message.value
+        assert "is not a number of B, 0 or more: write 1,024 or 5.7 MiB; still 7 B" in guess.message.value
     guess.field.value = "1,024"
     assert guess.value == 1024
     assert guess.committed
