@@ -335,9 +335,6 @@ NOT_YET = (
     *(f"labkit/course/exercises/problems/p{key}_" for key in (
         "00_1", "00_4", "04_3", "07_1", "07_4", "07_7", "08_5", "09_5", "09_7", "15_1", "15_5", "16_2", "20_2",
     )),  # their references, whose lines the mistakes and the solutions' notebooks quote
-    "labkit/course/topics/float_",
-    "labkit/course/topics/memory_anatomy.py",
-    "labkit/course/topics/planner_panel.py",
     "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
     "labkit/launch/",
     "labkit/plan/",

@@ -30,7 +30,7 @@ class PlannerPanel(Explorer):
     """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
 
     `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be
-    typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
+    typed if the model is "own sizes". `.answer` is the planner's whole answer, `.listed` the plans that are shown,
     `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
     recorded_over = ("plan",)
@@ -38,7 +38,7 @@ class PlannerPanel(Explorer):
 
     def __init__(self, case: design_cases.DesignCase | str = "eight") -> None:
         self.case = design_cases.case(case)
-        self.found: Sequence[Plan] = ()
+        self.answer: Sequence[Plan] = ()
         self.listed: list[Plan] = []
         self._asked: Any = None
         menu, first = widgets.Dropdown, self.case
@@ -73,21 +73,21 @@ class PlannerPanel(Explorer):
             field.value, field.disabled = str(getattr(shape, name)), self.model.value != OWN
         asked = (shape, self.hardware.value, n, rows, seq, self.precision.value, self.optimizer.value)
         if asked != self._asked:
-            self.found = self._search(*asked)
-            self.listed, self._asked = shortlist(self.found), asked
+            self.answer = self._search(*asked)
+            self.listed, self._asked = shortlist(self.answer), asked
             names = [", ".join(name_of(plan)) + ("" if plan.kept else ": refused") for plan in self.listed]
             self.plan.options = [(f"{number + 1}  {words}", number) for number, words in enumerate(names)]
-        kept = sum(plan.kept for plan in self.found)
+        kept = sum(plan.kept for plan in self.answer)
         title = f"{shape.name}, {n:,} x {self.hardware.value}, {plural(rows, 'row')} of {seq:,}: "
-        return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.found)} plans fit", HEADROOM)
+        return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.answer)} plans fit", HEADROOM)
 
-    def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *more: str) -> Sequence[Plan]:
+    def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *choices: str) -> Sequence[Plan]:
         first = self.case
         known = (first.shape, first.hardware, first.n_ranks, first.batch, first.seq, first.precision, OPTIMIZERS[0])
-        if (shape, hardware, n, rows, seq, *more) == known:
+        if (shape, hardware, n, rows, seq, *choices) == known:
             return first.found
         self.message.value = "<i>searching ...</i>"
-        return plans(shape, hardware, n, rows, seq, precision=more[0], optimizer=more[1])
+        return plans(shape, hardware, n, rows, seq, precision=choices[0], optimizer=choices[1])
 
 
 def _typed(value: int, words: str) -> widgets.Text:

@@ -236,11 +236,11 @@ def test_the_explorer_redraws_when_a_slider_moves_and_starts_at_the_measured_lin
     explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=4)
     assert explorer.link.alpha_s == pytest.approx(1e-5)
     assert explorer.link.beta_s_per_byte == pytest.approx(1e-9)
-    pictures = {explorer.picture.value}
+    pictures = {explorer.shown.value}
     for control, value in ((explorer.ranks, 32), (explorer.alpha, 500.0), (explorer.rate, 20.0)):
         control.value = value
-        pictures.add(explorer.picture.value)
-        assert explorer.picture.value == str(explorer.static())
+        pictures.add(explorer.shown.value)
+        assert explorer.shown.value == str(explorer.static())
     assert len(pictures) == 4
     assert "32 ranks" in words(explorer.static())
 
