@@ -12,9 +12,7 @@ before the run. Llama 3's run of 54 days was effective for somewhat more than 90
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from labkit.plan.hardware import Hardware
@@ -24,20 +22,6 @@ from labkit.plan.shape import ModelShape
 DAY_S = 86_400.0
 MOST = 65_536
 """Devices beyond which nobody has trained one model, and this file looks no further."""
-COUNTS = MappingProxyType({"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12})
-
-
-def count_of(words: str) -> float:
-    """A count as people write it: `1T`, `300B`, `1.5e12`, `2,000,000`. ValueError for anything else, and below 0."""
-    match = re.fullmatch(r"([\d.]+(?:e\+?\d+)?)([a-z]?)", words.replace(",", "").replace("_", "").strip().lower())
-    factor = COUNTS.get(match[2]) if match else None
-    try:
-        value = float(match[1]) * factor if match and factor else math.nan
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{words!r} is no count above 0: write 1T, 300B, 1.5e12 or 2,000,000")
-    return value
 
 
 def count_words(count: float) -> str:

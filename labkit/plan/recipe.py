@@ -46,34 +46,46 @@ class _Stored(str):
 class Recipe:
     """The choices of a run. Raises ValueError for an unknown choice, and for two that exclude each other.
 
+    What stands beside a field is the help of its option of `labkit train`, too. Where both `checkpointing` and
+    `recompute` are given, the latter counts.
+
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "zb_h2"; with
                      stages_per_rank=2 also "zb_v", "v_half", "v_min", "dualpipe_v", and "dualpipe", for which pp and
-                     n_micro are even: half of the micro-batches enter at each end, and each stage is on two ranks
-    batch_size       rows of a step, over all ranks;  n_micro: micro-batches that each rank cuts its rows into
+                     `n_micro` are even: half of the micro-batches enter at each end, and each stage is on two ranks
+    batch_size       rows of a step, over all ranks
+    n_micro          micro-batches that each rank cuts its rows into
+    stages_per_rank  stages of a pipeline that each rank has, 2 or more where `schedule` deals several to each
+    checkpointing    the old name of recompute="full"
+    sequence_parallel  what tp leaves whole is cut over its ranks, along the tokens
+    precision        "fp32", "fp64": everything in it;
+                     "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters;
+                     "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, with units as `scaling` says;
+                     "nvfp4": as bf16, but the linears of the blocks multiply 4-bit copies in blocks of 16, emulated;
+                     "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
+    fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
+    offload          with "zero1", "zero2" and "zero3": the optimizer's state is on the CPU, and it steps there
+    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon", "shampoo": on the matrices of the blocks, AdamW on
+                     the rest
+    lr               learning rate
+    weight_decay     what a step takes off a weight besides, as a share of it times the learning rate
+    warmup_steps     the learning rate rises in a line over this many steps
+    clip_norm        limit of the gradients' norm; none if left out
+    bucket_bytes     with "ddp", "zero1" and "zero2": bytes of gradients that are sent together
+    prefetch         with "zero3": layers whose weights are gathered ahead of the one that works
+    seed             of the weights and the data
     recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
                      ranks; "selective": that, norms and activations, while products and attention are kept;
                      "full": each block, of which only the input is kept
-    checkpointing    True: the old name of recompute="full"; where both are given, recompute counts
-    precision        "fp32", "fp64": everything in it
-                     "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters
-                     "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, with units as `scaling` says
-                     "nvfp4": as bf16, but the linears of the blocks multiply 4-bit copies in blocks of 16, emulated
-                     "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
+    shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
+                     (HSDP, labkit.parallel.hsdp), or over all of dp if left out. Where cp cuts rows, all ranks of cp
+                     are in a group, too: it has so many times cp
+    reshard          with "zero3": weights gathered in forward are given back until backward; else they stay whole
     scaling          with "fp8", the units of 8-bit copies: "tensor": one for each tensor; "delayed": the same, known
                      from earlier steps; "tiles": one for 1 x 128 numbers, 128 x 128 of weights, "mx": for 32 numbers, a
                      power of two (both emulated)
     fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
-    fp32_gradients   with "bf16", "fp8" and "nvfp4": gradients are added up, over micro-batches and over ranks, in fp32
-    optimizer        "adamw", "adam", "sgd", "lamb", "lars"; "muon", "shampoo": on the matrices of the blocks, AdamW on
-                     the rest
-    decay_on         what weight_decay applies to: "all" parameters; "linears": not to norms, biases and embeddings
-    clip_norm        limit of the gradients' norm, None for no limit
-    warmup_steps     the learning rate rises in a line over this many steps
-    shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
-                     (HSDP, labkit.parallel.hsdp); None: over all of dp. Where cp cuts rows, all ranks of cp are in a
-                     group, too: it has shard_ranks x cp ranks
-    reshard          False, with "zero3": weights gathered in forward stay whole until backward
+    decay_on         what `weight_decay` applies to: "all" parameters; "linears": not to norms, biases and embeddings
     context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
                      keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
     gradients        with "ddp", how gradients travel: "exact": as they are added up; "bf16": in 2 bytes; "8bit": in 1

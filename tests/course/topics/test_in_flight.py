@@ -96,7 +96,7 @@ def test_what_is_no_number_of_micro_batches_is_told_and_the_picture_stays(said):
     explorer = InFlightExplorer(Pick("1f1b", 4, 32))
     before = explorer.shown.value
     explorer.micro.value = said
-    assert explorer.message.value.startswith("micro-batches are a whole number from 1 to 64, got ")
+    assert explorer.message.value.startswith("micro-batches: a whole number from 1 to 64, got ")
     assert len(explorer.message.value) < 200
     assert explorer.shown.value == before == str(explorer.static())
     explorer.micro.value = "16"
