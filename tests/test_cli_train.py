@@ -17,7 +17,7 @@ import typer
 
 from labkit.cli.recipe_options import meaning, option_name, takes_recipe
 from labkit.launch import cluster
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 from labkit.probe import peak
 from tests.typed import typed
 from tests.waiting import LONG_S, until

@@ -24,7 +24,7 @@ from labkit.cli.words import announce, say
 from labkit.course.numbers import full
 from labkit.course.server.labs import SHIPPED, home_of, labs
 from labkit.launch.extras import explain
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -201,7 +201,7 @@ def train(
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
     from labkit.course.training.elastic import train as run_elastically
     from labkit.course.training.training import Order, train as run
-    from labkit.plan.layout import Layout
+    from labkit.plan.partition.layout import Layout
     from labkit.train.config import GPTConfig
 
     config = GPTConfig(

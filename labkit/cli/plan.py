@@ -23,10 +23,10 @@ from labkit.plan.typed import parsed, whole
 from labkit.view.terminal_table import TerminalTable
 
 if TYPE_CHECKING:
-    from labkit.plan.budget import Budget
-    from labkit.plan.hardware import Hardware
-    from labkit.plan.search import Plan
-    from labkit.plan.shape import ModelShape
+    from labkit.plan.machine.hardware import Hardware
+    from labkit.plan.model.shape import ModelShape
+    from labkit.plan.search.budget import Budget
+    from labkit.plan.search.search import Plan
 
 GPUS = 256
 STEP_TOKENS = 2**22
@@ -67,8 +67,8 @@ def plan(
         raise typer.BadParameter("--days and --price belong to a budget: say --tokens, too, such as --tokens 1T")
     if days is not None and gpus is not None:
         raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
-    from labkit.plan.hardware import Hardware
-    from labkit.plan.shape import ModelShape
+    from labkit.plan.machine.hardware import Hardware
+    from labkit.plan.model.shape import ModelShape
 
     shape, hardware = ModelShape.preset(model), Hardware.preset(gpu)
     hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
@@ -97,9 +97,9 @@ def _plans(
     to: Path | None,
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
-    from labkit.plan.explain import COLUMNS, explain, heading, refusals, rows
-    from labkit.plan.nearest_runs import told as published_near
-    from labkit.plan.search import plans
+    from labkit.plan.search.explain import COLUMNS, explain, heading, refusals, rows
+    from labkit.plan.search.nearest_runs import told as published_near
+    from labkit.plan.search.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
         candidates = plans(shape, hardware, n, batch, length, **choices)
@@ -129,7 +129,7 @@ def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
 
 def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
     """Lines on fine-tuning with adapters, for devices on which no plan of full training fits."""
-    from labkit.plan.search import plans
+    from labkit.plan.search.search import plans
 
     lines = list[str]()
     for kind in ("lora", "qlora"):
@@ -151,8 +151,8 @@ def _budget(
     to: Path | None,
 ) -> None:
     """The days of `n` devices, or the devices of so many days."""
-    from labkit.plan.budget import days_of, devices_of
-    from labkit.plan.nearest_runs import told
+    from labkit.plan.search.budget import days_of, devices_of
+    from labkit.plan.search.nearest_runs import told
 
     total = parsed(tokens, "tokens", least=1)
     with under_way(f"comparing the layouts of {shape.name} on {hardware.name}"):
@@ -170,7 +170,14 @@ def _budget(
 
 def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
-    from labkit.plan.compared_with_published import compared, error_table, errors, experts_table, held, memory_table
+    from labkit.plan.search.compared_with_published import (
+        compared,
+        error_table,
+        errors,
+        experts_table,
+        held,
+        memory_table,
+    )
 
     with under_way("predicting the published runs"):
         runs = compared()

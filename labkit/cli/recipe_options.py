@@ -20,7 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 
 SPELLED = MappingProxyType({
     "batch_size": "--batch", "n_micro": "--micro", "shard_ranks": "--shard", "warmup_steps": "--warmup",

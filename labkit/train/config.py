@@ -1,11 +1,11 @@
-"""The sizes of the GPT that labkit builds. What follows from them, parameters and flops, says labkit.plan.shape."""
+"""The sizes of the GPT that labkit builds. What follows from them, parameters and flops, says plan.model.shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.plan.shape import ModelShape
-from labkit.plan.sizes import Widths, check_sizes
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.model.sizes import Widths, check_sizes
 
 POSITIONS = ("learned", "rotary")
 BALANCES = ("none", "loss", "bias")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from labkit.plan.budget import DAY_S, Budget, count_words, days_of, devices_of
-from labkit.plan.hardware import Hardware
-from labkit.plan.search import plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.budget import DAY_S, Budget, count_words, days_of, devices_of
+from labkit.plan.search.search import plans
 from labkit.plan.typed import parsed
 from tests.cases import cases
 

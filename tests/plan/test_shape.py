@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from labkit.plan.models import MODELS
-from labkit.plan.ops import Setting
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from tests.cases import cases

@@ -11,9 +11,9 @@ from labkit import Breakdown, GPTConfig, Item, Layout, ModelShape, Recipe, predi
 from labkit.course.topics import memory_anatomy as module
 from labkit.course.topics.memory_anatomy import MemoryAnatomy
 from labkit.plan.breakdown import KINDS
-from labkit.plan.devices import DEVICES
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import PRECISIONS
+from labkit.plan.job.recipe import PRECISIONS
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.model.models import MODELS
 from labkit.view.anatomy import anatomy, fits
 from tests.counting import lines
 from tests.view.page import SVG, check, texts, told, words

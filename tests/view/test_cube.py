@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit import Layout
 from labkit.course.topics.cube_explorer import CubeExplorer
-from labkit.plan.layout import AXES
+from labkit.plan.partition.layout import AXES
 from labkit.view.cube import CHOSEN, COLOURS, DASHES, cube
 
 from .page import SVG, check, texts, words

@@ -6,10 +6,10 @@ import pytest
 
 from labkit.course.topics.design_cases import CASES, EIGHT, FIVE_HUNDRED, SEVENTY
 from labkit.course.topics.planner_panel import OWN, PlannerPanel
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.search import plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.search import plans
 from labkit.view.plans import ideas_of, in_short, name_of, plan_list, shortlist, spent, strategy_map
 from tests.counting import lines
 from tests.view import page

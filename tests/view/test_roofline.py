@@ -8,10 +8,10 @@ import re
 import pytest
 
 from labkit.course.topics.roofline_explorer import RooflineExplorer
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.roofline import Operation, operations, ridge, setting_in
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.roofline import Operation, operations, ridge, setting_in
 from labkit.view.roofline import MOST, ROOF, roofline
 from labkit.view.units import metric_text
 from tests.cases import cases

@@ -7,7 +7,7 @@ import math
 import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
 from labkit.view.lines import laws
 from labkit.view.svg import Drawing
 

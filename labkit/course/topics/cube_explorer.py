@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.view.cube import cube
 from labkit.view.svg import Picture
 

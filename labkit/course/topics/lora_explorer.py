@@ -8,9 +8,9 @@ import ipywidgets as widgets
 
 from labkit.course.topics.lora_picture import Seen, lora
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.adapters import FROZEN_BYTES, TARGETS, adapters, lora_memory
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.adapters import FROZEN_BYTES, TARGETS, adapters, lora_memory
 from labkit.plan.typed import whole
 from labkit.view.svg import Drawing
 

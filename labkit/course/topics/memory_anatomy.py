@@ -10,13 +10,13 @@ import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import OPTIMIZERS, PRECISIONS, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import OPTIMIZERS, PRECISIONS, Recipe
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory
 from labkit.rehearsal import rehearse
 from labkit.view.anatomy import anatomy
 from labkit.view.svg import Picture

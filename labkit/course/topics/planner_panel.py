@@ -10,11 +10,11 @@ import ipywidgets as widgets
 
 from labkit.course.topics import design_cases
 from labkit.course.widgets.explorer import Explorer, in_two_columns, wide
-from labkit.plan.devices import DEVICES
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import OPTIMIZERS, PRECISIONS
-from labkit.plan.search import HEADROOM, Plan, plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import OPTIMIZERS, PRECISIONS
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.search import HEADROOM, Plan, plans
 from labkit.plan.typed import whole
 from labkit.view.plans import name_of, plan_list, shortlist
 from labkit.view.svg import Picture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipywidgets as widgets
 
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.roofline import operations, setting_in
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.roofline import operations, setting_in
 from labkit.view.roofline import roofline
 from labkit.view.svg import Drawing
 

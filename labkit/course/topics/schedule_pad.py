@@ -15,10 +15,10 @@ from labkit.comm.local import run_threads
 from labkit.course.topics.pipeline_player_picture import player
 from labkit.course.widgets.explorer import Explorer, in_a_row, wide
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.published_schedules import stretch
-from labkit.plan.recipe import TWO_STAGES, Recipe
-from labkit.plan.schedule import Schedule, Span, bubble, in_flight, one_f_one_b, simulate
-from labkit.plan.schedule_text import from_text, to_text
+from labkit.plan.job.recipe import TWO_STAGES, Recipe
+from labkit.plan.schedules.published_schedules import stretch
+from labkit.plan.schedules.schedule import Schedule, Span, bubble, in_flight, one_f_one_b, simulate
+from labkit.plan.schedules.schedule_text import from_text, to_text
 from labkit.probe.paced import PacedLinear
 from labkit.view.svg import Picture
 

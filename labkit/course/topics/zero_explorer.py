@@ -9,10 +9,10 @@ import ipywidgets as widgets
 from labkit.course.topics.zero_picture import zero_stages
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import Hardware
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.pocket.zero_table import MOST_RANKS, NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from labkit.plan.typed import parsed, whole
-from labkit.plan.zero_table import MOST_RANKS, NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from labkit.view.svg import Drawing
 
 NO_DEVICE = "none"

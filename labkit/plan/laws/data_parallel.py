@@ -15,7 +15,7 @@ from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import Strategy
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
 SOURCE = "arXiv:1910.02054, 7"

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from labkit.plan.buckets import Params, in_buckets
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import State, Waits, Work, beside
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params, in_buckets
+from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class InBuckets:

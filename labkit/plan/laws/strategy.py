@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from labkit.plan.buckets import Params
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.keeper import Keeper
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class Moves(NamedTuple):

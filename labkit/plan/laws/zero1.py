@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Bucket, Live, Params, in_buckets
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
-from labkit.plan.tape import GRADIENTS, OTHER, Bytes, minus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import GRADIENTS, OTHER, Bytes, minus
+from labkit.plan.partition.buckets import Bucket, Live, Params, in_buckets
+from labkit.plan.partition.groups import ParamGroup
 
 
 class ZeRO1Law(InBuckets):

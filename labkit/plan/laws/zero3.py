@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work, beside
 from labkit.plan.laws.zero2 import ZeRO2Keeper
-from labkit.plan.layout import Layout
-from labkit.plan.ops import is_linear
-from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import is_linear
+from labkit.plan.model.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params
+from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class ZeRO3Law:

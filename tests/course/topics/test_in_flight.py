@@ -7,7 +7,7 @@ import pytest
 from labkit.course.topics.in_flight_explorer import InFlightExplorer
 from labkit.course.topics.in_flight_picture import LAWS, Pick, held, inflight
 from labkit.course.topics.pipeline_player_picture import played
-from labkit.plan.schedule import bubble, in_flight, one_f_one_b, simulate, zero_bubble
+from labkit.plan.schedules.schedule import bubble, in_flight, one_f_one_b, simulate, zero_bubble
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -9,9 +9,9 @@ import pytest
 from labkit import GPTConfig
 from labkit.course.topics.lora_explorer import FULL, LoRAExplorer
 from labkit.course.topics.lora_picture import Seen, factors, lora
-from labkit.plan.adapters import TARGETS, lora_memory
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.adapters import TARGETS, lora_memory
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

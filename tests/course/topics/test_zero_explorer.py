@@ -7,7 +7,7 @@ import pytest
 from labkit.course.topics.zero_explorer import ZeROExplorer
 from labkit.course.topics.zero_picture import zero_stages
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
+from labkit.plan.pocket.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.course.widgets import film_player, predict, twin
 from labkit.course.widgets.predict import Fold
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
 from labkit.probe import film
 from labkit.view.lines import laws
 from tests.counting import lines

@@ -16,8 +16,8 @@ from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.stage_messages import action_of_tag
-from labkit.plan.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
-from labkit.plan.schedule import (
+from labkit.plan.schedules.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
+from labkit.plan.schedules.schedule import (
     Schedule,
     Span,
     bubble,

@@ -17,13 +17,13 @@ from labkit.course.claims.proofs.gradients import Descent
 from labkit.parallel.async_sgd import ParameterServer, Worker
 from labkit.parallel.compress import TopK
 from labkit.parallel.ddp import DDP
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stale_gradients import best, limit
-from labkit.plan.time import predict_step
-from labkit.plan.topology import Links
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.topology import Links
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.stale_gradients import best, limit
+from labkit.plan.step.time import predict_step
 from labkit.probe.paced import pace
 
 BYTES_PER_S, BACKWARD_S, LAYERS = 10e6, 0.025, 4

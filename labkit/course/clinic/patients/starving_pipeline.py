@@ -18,7 +18,7 @@ from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, rows
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.schedule import one_f_one_b
+from labkit.plan.schedules.schedule import one_f_one_b
 from labkit.probe.paced import pace
 
 ROWS, ROW_S = 32, 2e-4
