@@ -9,12 +9,12 @@ import torch
 
 from labkit.parallel import blockwise_attention
 from labkit.parallel.context import gathered_attention, ring_attention
-from labkit.plan.context_memory import Reach
-from labkit.plan.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
 from labkit.plan.laws import context
 from labkit.plan.laws.context import crossover, exchange_s, fastest, hides_from, seconds, sent
-from labkit.plan.link import Link
-from labkit.plan.tape import OTHER, Tape
+from labkit.plan.machine.link import Link
+from labkit.plan.model.context_memory import Reach
+from labkit.plan.model.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
+from labkit.plan.model.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.plan.hardware import Hardware
-from labkit.plan.nearest_runs import FURTHER, family, near, told
-from labkit.plan.published import published_runs
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.nearest_runs import FURTHER, family, near, told
+from labkit.plan.search.published import published_runs
 
 H100 = Hardware.preset("h100")
 

@@ -11,7 +11,7 @@ import torch
 from labkit import Cluster, Links, run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel.tensor_plan import GPT_PLAN, split
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.train.cache_transfer import prefill_and_send, receive_cache, send_cache
 from labkit.train.generate import decode, prefill
 from labkit.train.gpt import GPT, GPTConfig

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.plan.buckets import Bucket, Live
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import State
-from labkit.plan.tape import OTHER, Bytes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import OTHER, Bytes
+from labkit.plan.partition.buckets import Bucket, Live
 
 
 class SentKeeper(Keeper):

@@ -1,14 +1,14 @@
 """What laws look at of a recipe. Recipes are made of names that laws define, so a law knows a recipe by this alone.
 
-labkit.plan.recipe says what each choice means.
+labkit.plan.job.recipe says what each choice means.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from labkit.plan.groups import Grouping
-from labkit.plan.program import Schedule
+from labkit.plan.partition.groups import Grouping
+from labkit.plan.schedules.program import Schedule
 
 
 class Cuts(NamedTuple):

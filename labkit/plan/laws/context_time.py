@@ -9,7 +9,7 @@
                a ring has a port for each member in a node. Those of experts are reduced over cp and every ep-th rank
                of dp
 
-What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.efficiency).
+What the ring hides is not free: exchange and scores want the same memory (`contention` of plan.machine.efficiency).
 The law of one link: labkit.plan.laws.context.
 """
 
@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.plan.cut_attention import CutAttention
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.context import exchange_s, unhidden_s
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.ops import Setting
-from labkit.plan.sizes import Sizes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
+from labkit.plan.model.cut_attention import CutAttention
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 
 
 class Exchange(NamedTuple):

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from labkit.plan.buckets import Params
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class DDPLaw:
@@ -75,7 +75,7 @@ class DDPLaw:
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""
-        return Moves(1, 1, of_gradients=True)
+        return Moves(1, 1, choices.sent_gradient_bytes)
 
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """As those of all else."""

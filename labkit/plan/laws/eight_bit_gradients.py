@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from labkit.plan.buckets import Bucket, Live
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.bf16_gradients import SentKeeper
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import State
-from labkit.plan.tape import NOTHING, OTHER, Bytes, plus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import NOTHING, OTHER, Bytes, plus
+from labkit.plan.partition.buckets import Bucket, Live
 
 TILE = 256
 """Numbers that share a unit."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.zero3 import ZeRO3Law
-from labkit.plan.layout import CUT_AXES, Layout
+from labkit.plan.partition.layout import CUT_AXES, Layout
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from labkit.plan.buckets import Params, in_buckets
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import State, Waits, Work, beside
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params, in_buckets
+from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class InBuckets:
@@ -77,7 +77,7 @@ def buckets_of(state: State, choices: Choices) -> int:
     return max(1, round(state.params * choices.gradient_bytes / choices.bucket_bytes))
 
 
-def gather_s(state: State, choices: Choices, machine: Hardware) -> float:
-    """Seconds of the gather of new weights, bucket by bucket."""
+def gather_s(state: State, choices: Choices, machine: Hardware, width: float) -> float:
+    """Seconds of the gather of new weights of `width` bytes, bucket by bucket."""
     n_buckets = buckets_of(state, choices)
-    return n_buckets * state.seconds(machine, "all_gather", state.params * choices.weight_bytes / n_buckets)
+    return n_buckets * state.seconds(machine, "all_gather", state.params * width / n_buckets)

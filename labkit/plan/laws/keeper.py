@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params, in_buckets
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.tape import NOTHING, Bytes, minus, plus
+from labkit.plan.model.tape import NOTHING, Bytes, minus, plus
+from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params, in_buckets
+from labkit.plan.partition.groups import Grouping, ParamGroup
 
 
 class Keeper:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Live
-from labkit.plan.groups import ParamGroup
 from labkit.plan.laws.keeper import Keeper
-from labkit.plan.tape import NOTHING, Bytes
+from labkit.plan.model.tape import NOTHING, Bytes
+from labkit.plan.partition.buckets import Live
+from labkit.plan.partition.groups import ParamGroup
 
 
 class KeeperPair(Keeper):

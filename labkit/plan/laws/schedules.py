@@ -11,7 +11,8 @@
     dualpipe      2, each on 2 ranks    the same                                                     (p/2-1)(F+B-2W)
 
 F, B and W are the seconds of one stage; a is the first round of micro-batches, p if p divides m. The programs, and the
-laws of those that are published: labkit.plan.schedule, labkit.plan.published_schedules. A new schedule is a row here.
+laws of those that are published: schedule.py and published_schedules.py of labkit.plan.schedules. A new schedule is a
+row here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.layout import Layout
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, rounds, zero_bubble
+from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
+from labkit.plan.schedules.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, rounds, zero_bubble
 
 Counts = Callable[[int, int, int, int], tuple[int, ...]]
 """(p, m, v, place) -> micro-batches that the rank at `place` holds at once, for each of its v stages."""
@@ -35,7 +36,7 @@ class ScheduleLaw:
     """One schedule.
 
     make        (p, m, v) -> its programs
-    held        micro-batches in flight; None: the program is looked at (labkit.plan.stages)
+    held        micro-batches in flight; None: the program is looked at (labkit.plan.job.stages)
     stages      stages on a rank; None: as many as a recipe says
     splits      True if it cuts a backward in two
     copies      ranks that have a copy of the same stage

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Bucket, Live, Params, in_buckets
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
-from labkit.plan.tape import GRADIENTS, OTHER, Bytes, minus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import GRADIENTS, OTHER, Bytes, minus
+from labkit.plan.partition.buckets import Bucket, Live, Params, in_buckets
+from labkit.plan.partition.groups import ParamGroup
 
 
 class ZeRO1Law(InBuckets):
@@ -48,13 +48,15 @@ class ZeRO1Law(InBuckets):
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Once each, for all micro-batches together."""
-        return Moves(1, 1)
+        return Moves(1, 1, choices.weight_bytes)
 
     def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind the last backward, then for the new weights."""
         n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
         one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, 1, gather_s(state, choices, machine))
+        return waits_of_buckets(
+            state, work, choices, machine, one, 1, gather_s(state, choices, machine, choices.weight_bytes)
+        )
 
     def gradient_words(self, width: int, share: str) -> str:
         """Whole, then a part."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Bucket, Live, Params
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
 from labkit.plan.laws.zero1 import ZeRO1Keeper
-from labkit.plan.tape import GRADIENTS, OTHER
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import GRADIENTS, OTHER
+from labkit.plan.partition.buckets import Bucket, Live, Params
 
 
 class ZeRO2Law(InBuckets):
@@ -48,13 +48,15 @@ class ZeRO2Law(InBuckets):
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Gradients after each micro-batch: whole ones cannot wait."""
-        return Moves(choices.n_turns, 1)
+        return Moves(choices.n_turns, 1, choices.weight_bytes)
 
     def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind every backward, then for the new weights."""
         n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
         one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine))
+        return waits_of_buckets(
+            state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine, choices.weight_bytes)
+        )
 
     def gradient_words(self, width: int, share: str) -> str:
         """A part, and what has just been made."""

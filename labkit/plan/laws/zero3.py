@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work, beside
 from labkit.plan.laws.zero2 import ZeRO2Keeper
-from labkit.plan.layout import Layout
-from labkit.plan.ops import is_linear
-from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import is_linear
+from labkit.plan.model.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params
+from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class ZeRO3Law:
@@ -96,13 +96,13 @@ class ZeRO3Law:
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Twice gathered for each micro-batch; where units stay whole, once for each time that none was under way."""
         if choices.reshard:
-            return Moves(choices.n_turns, 2 * choices.n_turns)
+            return Moves(choices.n_turns, 2 * choices.n_turns, choices.weight_bytes)
         schedule = choices.schedule_for(n_ranks)
         under_way, times = dict.fromkeys(schedule.stages_of(place), 0), 0
         for action in schedule.programs[place]:
             times += action.kind == "F" and not under_way[action.stage]  # nobody has kept it whole
             under_way[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
-        return Moves(choices.n_turns, times / len(under_way))
+        return Moves(choices.n_turns, times / len(under_way), choices.weight_bytes)
 
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """Experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
