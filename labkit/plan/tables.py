@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """What a row may hold under one key: a `kind` (int, float, str, bool or dict), and for numbers the least and the
-    most that make sense. With `among` one of these words. A row without a `needed` key is refused."""
+    """What a row may hold under one key: a `kind` (int, float, str, bool, list or dict), and for numbers the least and
+    the most that make sense. With `among` one of these words. A row without a `needed` key is refused."""
 
     kind: type
     low: float = 0
@@ -31,7 +31,7 @@ class Key(NamedTuple):
             return f"one of {', '.join(map(repr, self.among))}"
         if self.kind in (int, float):
             return f"a {'whole ' * (self.kind is int)}number from {self.low:,g} to {self.high:,g}"
-        return {str: "words between quotes", bool: "true or false"}.get(self.kind, "a table of keys")
+        return {str: "words between quotes", bool: "true or false", list: "a list"}.get(self.kind, "a table of keys")
 
     def takes(self, value: object) -> bool:
         """True if the value is of that kind, and within these bounds."""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from labkit.plan import devices, models
+from labkit.plan import devices, models, nearest_runs
 from labkit.plan.hardware import PRECISIONS, Hardware
 from labkit.plan.shape import ModelShape
 from labkit.plan.tables import Table, checked
@@ -14,6 +14,7 @@ from tests.cases import cases
 
 DEVICE = devices.FILE.read_text(encoding="utf-8")
 MODEL = models.FILE.read_text(encoding="utf-8")
+PAPER = nearest_runs.FILE.read_text(encoding="utf-8")
 
 
 def test_every_device_of_the_file_can_be_computed_with():
@@ -98,6 +99,15 @@ BROKEN_MODELS = [
      "[family.llama]: style = 'lama' must be one of llama"),
 ]  # fmt: skip
 
+BROKEN_RUNS = [
+    ("mfu = 0.462", "mfu = 46.2", "[paper.palm], run 1: mfu = 46.2 must be a number from 0.001 to 1"),
+    ("devices = 8192", "gpus = 8192", "[paper.llama3], run 1: no key is called 'gpus'; there are model, devices,"),
+    ('model = "palm-540b"', 'model = "palm-54b"', "[paper.palm], run 1: no model 'palm-54b'; did you mean"),
+    ('device = "h100"', 'device = "h10"', "[paper.llama3]: no hardware 'h10'; did you mean 'h100'"),
+    ('a100 = "A100"', "a100 = 1", "[families]: a100 = 1 must be words between quotes"),
+    ("useful = 0.75", "useful = 75", "[paper.megatron]: useful = 75 must be a number from 0.1 to 1"),
+]
+
 
 @cases(("old", "new", "message"), [*BROKEN_DEVICES, *BROKEN_PARTS])
 def test_a_device_that_cannot_be_is_refused_by_file_row_and_mend(tmp_path_factory, old, new, message):
@@ -110,6 +120,12 @@ def test_a_device_that_cannot_be_is_refused_by_file_row_and_mend(tmp_path_factor
 def test_a_model_that_cannot_be_is_refused_by_file_row_and_mend(tmp_path_factory, old, new, message):
     """Would catch the same of a model, and one whose sizes do not fit together."""
     _refused(models.read, tmp_path_factory.mktemp("rows") / "models.toml", MODEL, 0, old, new, message)
+
+
+@cases(("old", "new", "message"), BROKEN_RUNS)
+def test_a_run_that_cannot_be_is_refused_by_file_row_and_mend(tmp_path_factory, old, new, message):
+    """Would catch percents for a share, and a run of a model or on a device that nobody knows."""
+    _refused(nearest_runs.further, tmp_path_factory.mktemp("rows") / "nearest_runs.toml", PAPER, 0, old, new, message)
 
 
 def _refused(read, file, text, begin, old, new, message):
