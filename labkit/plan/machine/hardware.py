@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Item
 from labkit.plan.machine.collectives import Line, seconds
-from labkit.plan.machine.devices import DEVICES, STREAM, Row, link_named
+from labkit.plan.machine.devices import DEVICES, STREAM, Row
 from labkit.plan.machine.efficiency import IDEAL, Practice
 from labkit.plan.machine.link import Link, link_of
 
@@ -86,7 +86,7 @@ class Hardware:
             Item("memory", row.memory_bytes, "B", "", row.sheet),
             Item("memory bandwidth", row.bytes_per_s, "B/s", "", row.sheet),
             Item("share of the bandwidth", row.memory_share, "", "", STREAM),
-            row.node_size, link_named(row.intra), link_named(row.inter), row.launch_s, row.device, row.practice,
+            row.node_size, row.intra, row.inter, row.launch_s, row.device, row.practice,
         )  # fmt: skip
 
     @classmethod

@@ -2,7 +2,7 @@
 
     distance    |log of the ratio of parameters| + half |log of the ratio of devices| + half |log of the ratio of tokens
                 of a row| + 2 for another family of devices
-    families    A100; H100 and H200; B200; the smaller cards of Ada (L4, L40S, RTX 4090); each other one by itself
+    families    devices that reach about the same share of their peaks; one that is in none is one by itself
 
 A model with experts stands beside models with experts alone, and a dense one beside dense ones: experts reach less of
 the peak, since what is sent to them and back is waited for.
@@ -10,8 +10,7 @@ the peak, since what is sent to them and back is waited for.
 Of runs that share model, device, number of devices and tokens of a row only the best counts: the others say how not to
 do it. Runs in fp8 are told of questions in fp8 alone: all MFU is of the peak of bf16, and they reach more of it.
 
-Further runs are those of papers. Megatron-LM's table counts recomputation as useful work, as its head says; three
-quarters of it are the flops of the model, and these are what stands here.
+Further runs are those of papers: nearest_runs.toml has them, with the families and with the names of sources.
 """
 
 from __future__ import annotations
@@ -19,48 +18,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.search.published import PublishedRun, published_runs
+from labkit.plan.tables import Key, built, checked, toml
 
-MEGATRON = "Megatron-LM, arXiv:2104.04473, table 1"
-LLAMA3 = "Llama 3, arXiv:2407.21783, table 4"
-NAMES = MappingProxyType({
-    "foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "torchtitan": "torchtitan",
-    "megatron": "Megatron-LM", "automodel": "NeMo AutoModel", "deepseek": "DeepSeek-AI",
+FILE = Path(__file__).with_suffix(".toml")
+FILE_KEYS = MappingProxyType({name: Key(dict, needed=True) for name in ("names", "families", "paper")})
+PAPER = MappingProxyType({
+    "source": Key(str, needed=True), "device": Key(str, needed=True), "useful": Key(float, 0.1, 1),
+    "runs": Key(list, needed=True),
 })  # fmt: skip
-FAMILIES = MappingProxyType(
-    {
-        "a100": "A100",
-        "h100": "Hopper",
-        "h200": "Hopper",
-        "h800": "Hopper",
-        "l4": "Ada",
-        "l40s": "Ada",
-        "rtx-4090": "Ada",
-    }
-)
-"""Devices that reach about the same share of their peaks, by the beginning of their names."""
-FURTHER = (
-    ("megatron-1.7b", "a100-80gb", 32, 2048, 0.75 * 0.44, MEGATRON),
-    ("megatron-3.6b", "a100-80gb", 64, 2048, 0.75 * 0.44, MEGATRON),
-    ("megatron-7.5b", "a100-80gb", 128, 2048, 0.75 * 0.46, MEGATRON),
-    ("megatron-18.4b", "a100-80gb", 256, 2048, 0.75 * 0.43, MEGATRON),
-    ("megatron-39.1b", "a100-80gb", 512, 2048, 0.75 * 0.44, MEGATRON),
-    ("megatron-76.1b", "a100-80gb", 1024, 2048, 0.75 * 0.45, MEGATRON),
-    ("megatron-145.6b", "a100-80gb", 1536, 2048, 0.75 * 0.47, MEGATRON),
-    ("megatron-310.1b", "a100-80gb", 1920, 2048, 0.75 * 0.50, MEGATRON),
-    ("megatron-529.6b", "a100-80gb", 2520, 2048, 0.75 * 0.52, MEGATRON),
-    ("megatron-1t", "a100-80gb", 3072, 2048, 0.75 * 0.52, MEGATRON),
-    ("llama3-405b", "h100", 8192, 8192, 0.43, LLAMA3),
-    ("llama3-405b", "h100", 16384, 8192, 0.41, LLAMA3),
-    ("llama3-405b", "h100", 16384, 131_072, 0.38, LLAMA3),
-    ("palm-540b", "tpu-v4", 6144, 2048, 0.462, "PaLM, arXiv:2204.02311, section 4.1"),
-)
-"""Model, device, number of devices, tokens of a row, MFU and source of further runs."""
+RUN = MappingProxyType({
+    "model": Key(str, needed=True), "devices": Key(int, 1, 10_000_000, needed=True),
+    "seq": Key(int, 1, 20_000_000, needed=True), "mfu": Key(float, 0.001, 1, needed=True),
+})  # fmt: skip
+"""What the tables of nearest_runs.toml may hold; its head says what each key means."""
 CLOSE = 4
 """Numbers of devices, and of tokens of a row, within this factor of each other are told as one range."""
 
@@ -134,9 +111,10 @@ def told(shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool =
 
 
 def family(device: str) -> str:
-    """The family of a device by its name; of one that is not in FAMILIES, its own name."""
-    names = sorted((name for name in FAMILIES if device.startswith(name)), key=len)
-    return FAMILIES[names[-1]] if names else device
+    """The family of a device by its name; of one that is in no family, its own name."""
+    families = _tables()["families"]
+    names = sorted((name for name in families if device.startswith(name)), key=len)
+    return families[names[-1]] if names else device
 
 
 @cache
@@ -144,7 +122,7 @@ def _all(eight_bits: bool) -> tuple[Best, ...]:
     """The best run of each source, model, device, number of devices and tokens of a row, in fp8 or not."""
     groups: dict[tuple[str, str, str, int, int], Best] = {}
     runs = [run for run in published_runs() if run.recipe.eight_bits == eight_bits]
-    for best in (*_measured(runs), *(() if eight_bits else _further())):
+    for best in (*_measured(runs), *(() if eight_bits else further())):
         key = best.source, best.model, best.device, best.n_ranks, best.seq
         if key not in groups or groups[key].mfu < best.mfu:
             groups[key] = best
@@ -152,16 +130,40 @@ def _all(eight_bits: bool) -> tuple[Best, ...]:
 
 
 def _measured(runs: Iterable[PublishedRun]) -> Iterable[Best]:
+    names = _tables()["names"]
     for run in runs:
         if not run.ran or run.step_s is None or run.lacks:  # an axis that a layout lacks has devices, too
             continue
         n, shape, hardware = run.layout.size, run.shape, run.hardware
         speed = run.recipe.batch_size * shape.seq / run.step_s
         mfu = run.mfu or shape.mfu(speed, n * hardware.peak("bf16"))
-        yield Best(NAMES.get(run.source, run.source), shape.name, shape.n_active, hardware.name, n, shape.seq, mfu,
+        yield Best(names.get(run.source, run.source), shape.name, shape.n_active, hardware.name, n, shape.seq, mfu,
                    bool(shape.n_expert))  # fmt: skip
 
 
-def _further() -> Iterable[Best]:
-    for model, device, n, seq, mfu, source in FURTHER:
-        yield Best(source, model, ModelShape.preset(model).n_params, device, n, seq, mfu, experts=False)
+def further(file: Path = FILE) -> list[Best]:
+    """The runs of papers in a file such as nearest_runs.toml.
+
+    ValueError that names the file, the paper, the run and the mend, for a row that cannot be."""
+    runs = []
+    for name, table in _tables(file)["paper"].items():
+        place = f"{file.name}, [paper.{name}]"
+        paper = checked(place, table, PAPER)
+        built(place, Hardware.preset, paper["device"])
+        for number, row in enumerate(paper["runs"], start=1):
+            line = f"{place}, run {number}"
+            run = checked(line, row, RUN)
+            n_params = built(line, ModelShape.preset, run["model"]).n_params
+            mfu = paper.get("useful", 1) * run["mfu"]
+            runs.append(Best(paper["source"], run["model"], n_params, paper["device"], run["devices"], run["seq"], mfu,
+                             experts=False))  # fmt: skip
+    return runs
+
+
+@cache
+def _tables(file: Path = FILE) -> dict[str, Any]:
+    """The tables of the file: names and families hold words alone."""
+    tables = checked(file.name, toml(file), FILE_KEYS)
+    for kind in ("names", "families"):
+        checked(f"{file.name}, [{kind}]", tables[kind], dict.fromkeys(tables[kind], Key(str)))
+    return tables
