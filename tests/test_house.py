@@ -363,7 +363,6 @@ NOT_YET = (
     )),  # their references, whose lines the mistakes and the solutions' notebooks quote
     "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
     "labkit/launch/",
-    "labkit/plan/",
     "labkit/probe/owners.py",  # labs 01 and 04 ask whether a tensor is kept `again`
     "labkit/train/",
 )  # fmt: skip

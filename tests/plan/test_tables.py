@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from labkit.plan import devices, models, nearest_runs
+from labkit.plan.machine import devices
 from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.model import models
 from labkit.plan.model.shape import ModelShape
+from labkit.plan.search import nearest_runs
 from labkit.plan.tables import Table, checked
 from tests.cases import cases
 
@@ -87,7 +89,7 @@ BROKEN_MODELS = [
     (ROW, ROW.replace("n_layer = 32, ", ""), f"{LLAMA} lacks n_layer, a whole number from 1 to 1,000: write"),
     (ROW, ROW.replace("32,", "'32',", 1), f"{LLAMA}: n_layer = '32' must be a whole number from 1 to 1,000"),
     (ROW, ROW.replace("11008", "11_008_000"), f"{LLAMA}: d_ff = 11008000 must be a whole number from 1 to 1e+06"),
-    (ROW, ROW.replace("n_kv_head = 32", "n_kv_head = 5"), f"{LLAMA}: n_head=32 heads cannot share n_kv_head=5"),
+    (ROW, ROW.replace("n_kv_head = 32", "n_kv_head = 5"), f"{LLAMA}: n_head=32 query heads cannot share n_kv_head=5"),
     (ROW, ROW.replace("d_ff", "norm = 'rsm', d_ff"), f"{LLAMA}: norm = 'rsm' must be one of 'layer', 'rms'"),
     (ROW, "llama-7b = 32", f"{LLAMA} is 32, and must be a table of keys: n_layer"),
     (ROW, ROW.replace("llama", "Llama"), "must be a name that no other row has, written as 'llama-7b'"),

@@ -179,17 +179,17 @@ class Recipe:
 
     @property
     def strategy_law(self) -> Strategy:
-        """What the strategy of data parallelism says of a job."""
+        """The law of the strategy of data parallelism."""
         return strategies.law_of(self.strategy, self.shard_ranks)
 
     @property
     def cuts(self) -> Cuts:
-        """What the strategy shares out over the ranks."""
+        """Which of weights, gradients and state the strategy cuts, so that each rank has a part."""
         return self.strategy_law.cuts
 
     @property
     def schedule_law(self) -> ScheduleLaw:
-        """What the schedule says of a job."""
+        """The law of the pipeline's schedule."""
         return schedules.LAWS[self.schedule]
 
     @property

@@ -98,7 +98,9 @@ class Moment(NamedTuple):
         """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage, and
         `message` are those of a message."""
         rows = zip(self.held, self.waiting, weights, strict=True)
-        return self.sent * message + sum(held * each + waiting * more for held, waiting, (each, more) in rows)
+        return self.sent * message + sum(
+            held * n_bytes + waiting * waiting_bytes for held, waiting, (n_bytes, waiting_bytes) in rows
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -28,7 +28,7 @@ class Choices(Protocol):
 
     @property
     def cuts(self) -> Cuts:
-        """What the strategy shares out over the ranks."""
+        """Which of weights, gradients and state the strategy cuts, so that each rank has a part."""
 
     @property
     def schedule(self) -> str:
@@ -64,7 +64,7 @@ class Choices(Protocol):
 
     @property
     def recompute(self) -> str:
-        """What backward runs again."""
+        """Which part of a block backward computes a second time: none, selective, full ..."""
 
     @property
     def context(self) -> str:

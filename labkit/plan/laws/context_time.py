@@ -49,7 +49,7 @@ def exchanges(
     if kind == "ulysses":
         # q, k and v go there, y comes back; gradients go the other way
         mixed = layer.heads * layer.width
-        together = mixed + layer.heads * layer.more + layer.key_heads * layer.pair
+        together = mixed + layer.heads * layer.rope_width + layer.key_heads * layer.pair
         parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
         return Exchange(both, 0.0), Exchange(both, 0.0)

@@ -36,7 +36,7 @@ class Way(Protocol):
 
     @property
     def keeper(self) -> type[Keeper]:
-        """What DDP holds of gradients that travel so over several ranks."""
+        """The memory that DDP holds for gradients that travel this way over several ranks."""
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Why it cannot be combined with these choices, and the mend."""

@@ -109,7 +109,7 @@ class Strategy(Protocol):
 
     @property
     def cuts(self) -> Cuts:
-        """What is shared out over the ranks."""
+        """Which of weights, gradients and state are cut, so that each rank has a part."""
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -9,8 +9,9 @@
 
 The programs are those of labkit.parallel.context, step by step. `at_work` of cut_attention.py is the law of the largest
 part of them, the blocks; here is all that a rank holds, also what does not depend on the number of key heads.
-In latent attention q and k have more numbers than v and y (`CutAttention.more`); labkit's own attention over ranks has
-not. Backward of ring and gather holds queries' numbers in fp32 at least: their gradient, and in half precision y's too.
+In latent attention q and k have more numbers than v and y (`CutAttention.rope_width`); labkit's own attention over
+ranks has not. Backward of ring and gather holds queries' numbers in fp32 at least: their gradient, and in half
+precision y's too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Reach:
         self.tape, self.kind, self.layer, self.n = tape, kind, layer, layer.n
         self.wide = max(4, layer.word)
         self.queries = layer.heads * layer.tokens * layer.width  # numbers of y
-        self.asked = self.queries + layer.heads * layer.tokens * layer.more  # of q
+        self.asked = self.queries + layer.heads * layer.tokens * layer.rope_width  # of q
         self.logs = layer.heads * layer.tokens * self.wide
 
     def attend(self, query: Shadow, key: Shadow, value: Shadow) -> Shadow:

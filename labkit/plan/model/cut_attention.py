@@ -23,8 +23,8 @@ CONTEXTS = ("ring", "gather", "ulysses")
 class CutAttention:
     """One layer's attention: `rows` of `seq` tokens over `n` ranks, with the heads that one rank of tp has.
 
-    `word` bytes a number; `more`: numbers that a head of queries and keys has besides the `width` of one of values
-    (latent attention). ValueError for sizes below 1, and for a row that n does not divide."""
+    `word` bytes a number; in latent attention a head of queries and keys has `rope_width` numbers besides the `width`
+    of one of values. ValueError for sizes below 1, and for a row that n does not divide."""
 
     seq: int
     n: int
@@ -33,7 +33,7 @@ class CutAttention:
     width: int
     rows: int = 1
     word: int = 2
-    more: int = 0
+    rope_width: int = 0
 
     def __post_init__(self) -> None:
         if min(self.seq, self.n, self.heads, self.key_heads, self.width, self.rows, self.word) < 1:
@@ -48,8 +48,8 @@ class CutAttention:
 
     @property
     def pair(self) -> int:
-        """Numbers of a key and a value of one head, and of a query and what comes of it: 2 W, with `more` 2 W + r."""
-        return 2 * self.width + self.more
+        """Numbers of a key and a value of one head, and of a query and what comes of it: 2 W, or 2 W + r."""
+        return 2 * self.width + self.rope_width
 
     @property
     def block(self) -> int:

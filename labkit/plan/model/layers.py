@@ -95,9 +95,9 @@ class Program(Mixture):
         else:
             x = tape.enter(rows * self.shape.d_model, self.wide, f"x, input of the {layer}")
             run = self.head if layer == "head" else self.block
-            again = self.setting.recompute if layer != "head" else "none"
-            self.selective, self.gathers = again == "selective", again in ("gathers", "selective")
-            y = tape.checkpoint(run, x, self.cache.clear) if again == "full" else run(x)
+            rerun = self.setting.recompute if layer != "head" else "none"
+            self.selective, self.gathers = rerun == "selective", rerun in ("gathers", "selective")
+            y = tape.checkpoint(run, x, self.cache.clear) if rerun == "full" else run(x)
             del x
         forward, end, result = tape.mark(), y.node, y.storage.n_bytes
         doors = (*tape.segments, Segment(forward, tape.moment(), None, 0)) if tape.segments else ()

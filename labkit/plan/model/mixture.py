@@ -98,12 +98,12 @@ class Mixture(Ops):
         counts = tape.new(INDEX * (e + 1))
         order = self.sorted(n * k, "places of the copies")
         token = tape.new(INDEX * kept, name="tokens of the copies")
-        here = e // setting.ep
-        mine = [sum(row[setting.ep_rank * here + k] for row in table) for k in range(here)]
+        n_local = e // setting.ep
+        loads = [sum(row[setting.ep_rank * n_local + k] for row in table) for k in range(n_local)]
         if setting.ep == 1:
-            y = self.experts(self.op(x, kept * d, x.width, (token,), "copies of tokens"), mine)
+            y = self.experts(self.op(x, kept * d, x.width, (token,), "copies of tokens"), loads)
         else:
-            y = self.away(x, token, kept, mine)
+            y = self.away(x, token, kept, loads)
         # each row times its weight, added to its token
         exact, width = weights.width, y.width
         own = self.op(weights, kept, exact, (order,), "weights, by expert")
@@ -132,9 +132,9 @@ class Mixture(Ops):
         del values
         return places
 
-    def away(self, x: Shadow, token: Storage, kept: int, mine: list[int]) -> Shadow:
+    def away(self, x: Shadow, token: Storage, kept: int, loads: list[int]) -> Shadow:
         """Copies go to the ranks of their experts, are put in order there, and what is made of them comes back."""
-        tape, d, m = self.tape, self.shape.d_model, sum(mine)
+        tape, d, m = self.tape, self.shape.d_model, sum(loads)
         numbers = tape.new(2 * INDEX * self.shape.n_expert)  # of rows that come, and of experts
         experts = tape.new(INDEX * m)
         tape.scratch(INDEX * m)
@@ -142,7 +142,7 @@ class Mixture(Ops):
         del experts
         x = self.travel(self.op(x, kept * d, x.width, (token,), "copies of tokens, sent"), m * d, "copies, received")
         x = self.op(x, x.numel, x.width, (order,), "copies of tokens, by expert")
-        y = self.experts(x, mine)
+        y = self.experts(x, loads)
         del x
         back = self.sorted(m, "places of the rows that go back")
         y = self.travel(self.op(y, y.numel, y.width, (back,)), kept * d, "what the experts made, sent back")
@@ -162,7 +162,7 @@ class Mixture(Ops):
         y = self.tape.new(numel * x.width, name=name)
         return Shadow(y, numel, x.width, self.tape.node((x.node,), run, ()))
 
-    def experts(self, x: Shadow, mine: list[int]) -> Shadow:
+    def experts(self, x: Shadow, loads: list[int]) -> Shadow:
         """Each expert's run of the rows through its MLP, and the results in one tensor.   [R, D] -> [R, D]"""
         tape, d, total = self.tape, self.shape.d_model, x.numel * x.width
         parts = list[Storage]()
@@ -182,14 +182,14 @@ class Mixture(Ops):
 
         tape.at_door("enter")
         split = tape.node((x.node,), together, ())
-        made, size, width = list[Shadow](), -(-len(mine) // RUNS), self.narrow
+        made, size, width = list[Shadow](), -(-len(loads) // RUNS), self.narrow
         hidden = self.shape.expert_hidden // self.setting.tp
-        for begin in range(0, len(mine), size):
-            some = mine[begin : begin + size]
+        for begin in range(0, len(loads), size):
+            some = loads[begin : begin + size]
             run = Shadow(x.storage, sum(some) * d, x.width, part(begin == 0))
             made.append(self.expert(run, d, hidden, f"experts.{begin}", sum(some), len(some)))
             del run
-        y = tape.new(sum(mine) * d * width, name="what the experts made")
+        y = tape.new(sum(loads) * d * width, name="what the experts made")
         node, count = tape.node(tuple(shadow.node for shadow in made), lambda g: [g] * count, ()), len(made)
         made.clear()
         tape.at_door("leave")
@@ -198,7 +198,7 @@ class Mixture(Ops):
             tape.at_door("enter")
             return [g]
 
-        return Shadow(y, sum(mine) * d, width, tape.node((node,), entered, ()))
+        return Shadow(y, sum(loads) * d, width, tape.node((node,), entered, ()))
 
     def expert(self, x: Shadow, d: int, hidden: int, name: str, rows: int, experts: int) -> Shadow:
         """[rows, D] -> [rows, D] through the hidden units of one MLP, or of several that share the rows."""

@@ -21,7 +21,7 @@ from labkit.plan.model.context_memory import Reach
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.model.low_precision_products import Size, multiplied
 from labkit.plan.model.sizes import Sizes
-from labkit.plan.model.tape import ACTIVATIONS, GRADIENTS, OTHER, Again, Node, Run, Shadow, Storage, Tape, Weight
+from labkit.plan.model.tape import ACTIVATIONS, GRADIENTS, OTHER, Node, Rerun, Run, Shadow, Storage, Tape, Weight
 
 WAYS = ("fp32", "fp64", "autocast", "half")
 RECOMPUTE = ("none", "gathers", "selective", "full")
@@ -100,7 +100,7 @@ class Ops:
 
     def cheap(self, y: Storage, scratch: int) -> Storage:
         """y, which a selective recomputation makes again with `scratch` bytes besides, and does not keep."""
-        y.again = Again(self.tape, y.n_bytes, scratch) if self.selective else None
+        y.rerun = Rerun(self.tape, y.n_bytes, scratch) if self.selective else None
         return y
 
     def view(self, x: Shadow) -> Shadow:
@@ -153,7 +153,7 @@ class Ops:
         """x W^T + b of 8-bit copies, which live as long as the product runs, one expert's after the other's. Holds x.
         `size`: rows of x, numbers in a row of it, and in one of the result."""
         rows, inside, out = size
-        each, width = rows // experts, x.width
+        per_expert, width = rows // experts, x.width
         others = experts - 1  # whose results are there, and no copies
 
         def product(n_bytes: int, m: int, k: int, n: int, kind: int, name: str = "", **how: bool) -> Storage:
@@ -165,12 +165,12 @@ class Ops:
             return self.tape.new(n_bytes, kind, name)
 
         def run(g: Storage) -> list[Storage]:
-            grads = [product(x_bytes, each, out, inside, OTHER, drawn=True)]
-            grads.append(product(weights[0].numel * width, out, each, inside, GRADIENTS, drawn=True, turned=True))
+            grads = [product(x_bytes, per_expert, out, inside, OTHER, drawn=True)]
+            grads.append(product(weights[0].numel * width, out, per_expert, inside, GRADIENTS, drawn=True, turned=True))
             return [*grads, *(self.tape.new(bias.numel * width, GRADIENTS) for bias in weights[1:])]
 
         x_bytes = x.numel * width
-        y = product(rows * out * width, each, inside, out, ACTIVATIONS, name)
+        y = product(rows * out * width, per_expert, inside, out, ACTIVATIONS, name)
         return Shadow(y, rows * out, width, self.tape.node((x.node, *weights), run, (x.storage,)))
 
     def giver(self, weight: Weight) -> Node | Weight:
@@ -213,7 +213,7 @@ class Ops:
 
         y = self.tape.new(back * self.cut, name=whole) if self.setting.rows > 1 else parts
         if self.gathers and not keeps:
-            y.again = Again(self.tape, y.n_bytes, y.n_bytes * (self.setting.rows > 1), x.storage)
+            y.rerun = Rerun(self.tape, y.n_bytes, y.n_bytes * (self.setting.rows > 1), x.storage)
         return Shadow(y, x.numel * self.cut, x.width, self.tape.node((x.node,), run, ()))
 
     def leave(self, x: Shadow) -> Shadow:
@@ -311,9 +311,9 @@ class Ops:
 
     def attend_across(self, query: Shadow, key: Shadow, value: Shadow, heads: int) -> Shadow:
         """Attention to the tokens of all ranks of cp."""
-        setting, width, more = self.setting, self.shape.width, self.shape.rope_width
-        keys, seq = key.numel // (self.rows * (width + more)), setting.seq * setting.cp
-        layer = CutAttention(seq, setting.cp, heads, keys, width, setting.rows, query.width, more)
+        setting, width, rope = self.setting, self.shape.width, self.shape.rope_width
+        keys, seq = key.numel // (self.rows * (width + rope)), setting.seq * setting.cp
+        layer = CutAttention(seq, setting.cp, heads, keys, width, setting.rows, query.width, rope)
         y = Reach(self.tape, setting.context, layer).attend(query, key, value)
         if self.shape.position == "rotary" or setting.context == "ulysses":  # it lies head by head: its rows are a copy
             y = y._replace(storage=self.tape.new(y.numel * y.width, name="mixed values, in rows"))

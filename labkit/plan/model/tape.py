@@ -39,21 +39,21 @@ def minus(a: Bytes, b: Bytes) -> Bytes:
 
 
 class Storage:
-    """Bytes of one kind, alive as long as anybody holds this object. `name` says what they are; `again` how they are
+    """Bytes of one kind, alive as long as anybody holds this object. `name` says what they are; `rerun` how they are
     made once more in backward, for an op that then does not hold them."""
 
-    __slots__ = ("again", "kind", "n_bytes", "name", "tape")
+    __slots__ = ("rerun", "kind", "n_bytes", "name", "tape")
 
     def __init__(self, tape: Tape, n_bytes: int, kind: int, name: str = "") -> None:
         self.tape, self.n_bytes, self.kind, self.name = tape, n_bytes, kind, name
-        self.again: Again | None = None
+        self.rerun: Rerun | None = None
         tape.count(kind, n_bytes)
 
     def __del__(self) -> None:
         self.tape.count(self.kind, -self.n_bytes)
 
 
-class Again:
+class Rerun:
     """A result that no op holds: backward makes it when the first op needs it, and keeps it for the last.
 
     `scratch` bytes are alive besides while it is made. It is made of `source`: the ops hold that in its place, unless
@@ -63,7 +63,7 @@ class Again:
 
     def __init__(self, tape: Tape, n_bytes: int, scratch: int, source: Storage | None = None) -> None:
         self.tape, self.n_bytes, self.scratch, self.uses = tape, n_bytes, scratch, 0
-        self.before = source.again if source else None
+        self.before = source.rerun if source else None
         self.source = None if self.before else source
         self.value: list[Storage] = []
         if self.before:
@@ -128,8 +128,8 @@ class Segment(NamedTuple):
 class Region:
     """A checkpointed call: how to run it again, the ops that it has, and the last of them that holds anything."""
 
-    def __init__(self, again: Callable[[], object], after: Callable[[], None], x: Storage) -> None:
-        self.again, self.after, self.x = again, after, x
+    def __init__(self, run: Callable[[], object], after: Callable[[], None], x: Storage) -> None:
+        self.run, self.after, self.x = run, after, x
         self.nodes: list[Node] = []
         self.last: Node | None = None
 
@@ -197,10 +197,10 @@ class Tape:
             if not self.refilling:
                 raise Filled
             return node
-        again = [storage.again for storage in saved if storage.again is not None]
-        if again:
-            sources = [result.source for result in again if result.source is not None]
-            saved, run = [*(storage for storage in saved if storage.again is None), *sources], _with(again, run)
+        reruns = [storage.rerun for storage in saved if storage.rerun is not None]
+        if reruns:
+            sources = [result.source for result in reruns if result.source is not None]
+            saved, run = [*(storage for storage in saved if storage.rerun is None), *sources], _with(reruns, run)
         self.places += 1
         node = Node(self.places, inputs, run, () if self.region else saved)
         if self.region:
@@ -266,16 +266,16 @@ class Tape:
             self.refilling = region.nodes[: region.nodes.index(region.last) + 1]
             region.nodes, region.last = [], None  # the first backward in a region refills it for all others
             with contextlib.suppress(Filled):
-                region.again()
+                region.run()
             region.after()
 
 
-def _with(again: Sequence[Again], run: Run) -> Run:
-    for result in again:
+def _with(reruns: Sequence[Rerun], run: Run) -> Run:
+    for result in reruns:
         result.uses += 1
 
     def made_first(g: Storage) -> Sequence[Storage | None]:
-        values = [result.made() for result in again]
+        values = [result.made() for result in reruns]
         grads = run(g)
         assert values  # alive until here
         return grads

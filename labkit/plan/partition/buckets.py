@@ -45,12 +45,12 @@ class Live:
         """Bytes are allocated, or freed if `n_bytes` is below 0."""
         self.now[kind] += n_bytes
 
-    def see(self, more: Bytes, when: str) -> None:
-        """Note a moment in which `more` is alive besides; it is kept if it is the highest so far."""
+    def see(self, extra: Bytes, when: str) -> None:
+        """Note a moment in which `extra` is alive besides; it is kept if it is the highest so far."""
         a, b, c, d, e = self.now
-        total = a + b + c + d + e + sum(more)
+        total = a + b + c + d + e + sum(extra)
         if total > self.highest:
-            self.highest, self.top, self.when = total, plus((a, b, c, d, e), more), when
+            self.highest, self.top, self.when = total, plus((a, b, c, d, e), extra), when
 
 
 class Bucket:
@@ -67,7 +67,7 @@ class Bucket:
         sizes = {group: sum(size for *_, size in run) for group, run in self.runs.items()}
         self.parts = {group: numel + -numel % n for group, numel in sizes.items()}
         self.numel = sum(self.parts.values())
-        self.here: set[tuple[int, str]] = set()
+        self.arrivals: set[tuple[int, str]] = set()
         self.missing, self.grads = len(self.members), 0
         self.packed: int | None = None
 

@@ -139,8 +139,8 @@ class MatrixStep:
         self.held = [Held(r * c, law.flops(r, c), own) for (r, c), own in zip(slices, runs, strict=True)]
         self.owners = assign(self.held, n)
         self.shards = [-(-sum(buffer) // n) for buffer in sizes]
-        self.here = self.owned_by(place)
-        self.cut = [self.matrices[k] for k in self.here if self.is_cut(self.matrices[k])]
+        self.owned_matrices = self.owned_by(place)
+        self.cut = [self.matrices[k] for k in self.owned_matrices if self.is_cut(self.matrices[k])]
         self.slices = [self.slice(matrix) for matrix in self.cut]
         self.slice_owners = assign(self.slices, tp)
 
@@ -161,7 +161,7 @@ class MatrixStep:
     @cached_property
     def mine(self) -> list[Matrix]:
         """The matrices that this rank computes with: what tp leaves whole each of its ranks does."""
-        return [self.matrices[k] for k in self.here if not self.is_cut(self.matrices[k])] + self.together
+        return [self.matrices[k] for k in self.owned_matrices if not self.is_cut(self.matrices[k])] + self.together
 
     @cached_property
     def together(self) -> list[Matrix]:
@@ -207,7 +207,7 @@ class MatrixStep:
         for size in self.shards:
             highest = max(highest, pieces + size * (self.wide + self.width * narrows))
             pieces += size * self.width
-        gathered = sum(self.held[k].numel for k in self.here if len(self.held[k].runs) > 1)
+        gathered = sum(self.held[k].numel for k in self.owned_matrices if len(self.held[k].runs) > 1)
         if self.tp > 1:
             gathered += sum(matrix.numel // self.tp for matrix in self.cut if matrix.dim == 1)
             gathered += sum(matrix.numel for matrix in self.together)

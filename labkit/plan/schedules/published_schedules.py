@@ -313,15 +313,15 @@ def _calls(program: Program) -> list[Program]:
     """The actions of a rank, those that are one call together."""
     calls, at, paired = list[Program](), 0, False
     while at < len(program):
-        here, rest = program[at], program[at + 1 : at + 3]
+        head, rest = program[at], program[at + 1 : at + 3]
         whole = len(rest) == 2 and rest == (Action("B", *rest[0][1:]), Action("W", *rest[0][1:]))
-        if here.kind == "F" and whole and rest[0].stage != here.stage:
+        if head.kind == "F" and whole and rest[0].stage != head.stage:
             first = not any(
                 action.kind == "B" for action in program[:at]
             )  # the loss has just been made: nothing overlaps
             size, paired = 1 if first else 3, True
         else:
-            size = 2 if paired and here.kind == "B" and rest[:1] == (Action("W", *here[1:]),) else 1
+            size = 2 if paired and head.kind == "B" and rest[:1] == (Action("W", *head[1:]),) else 1
         calls.append(program[at : at + size])
         at += size
     return calls

@@ -112,11 +112,10 @@ def waiting_s(step: Breakdown) -> float:
 
 def simplest(judged: Sequence[Plan]) -> Plan | None:
     """The kept plan with the fewest ideas in it (axes, then strategy, checkpointing, stages), fastest of its kind."""
-    order = ("ddp", "zero1", "zero2", "zero3")
 
     def ideas(plan: Plan) -> tuple[float, ...]:
         lay, r = plan.layout, plan.recipe
-        shared = order.index(r.strategy) * (lay.dp * lay.cp > 1) + (r.shard_ranks is not None)
+        shared = STRATEGIES.index(r.strategy) * (lay.dp * lay.cp > 1) + (r.shard_ranks is not None)
         return _axes(plan), shared, r.checkpointing, r.stages_per_rank, plan.step_s
 
     return min((plan for plan in judged if plan.kept), key=ideas, default=None)

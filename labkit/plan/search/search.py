@@ -39,6 +39,7 @@ from labkit.plan.job.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.job.stages import check_plan, micro_rows
 from labkit.plan.laws.experts import counts_rows
 from labkit.plan.laws.precisions import EMULATED
+from labkit.plan.laws.schedules import LAWS as SCHEDULES
 from labkit.plan.laws.strategies import HYBRID, LAWS
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.cut_attention import CONTEXTS
@@ -273,8 +274,12 @@ class Search:
         """(schedule, stages on a rank) worth trying."""
         if layout.pp == 1:
             return [("1f1b", 1)]
-        thinner = [("interleaved", v) for v in (2, 4) if layout.pp * v <= self.shape.n_layer]
-        return [("1f1b", 1), *thinner, *([] if self.shape.n_expert else [("zero_bubble", 1)])]
+        pairs = list[tuple[str, int]]()
+        for law in SCHEDULES.values():
+            if law.searched and not (law.splits and self.shape.n_expert):
+                stages = (law.stages,) if law.stages else (2, 4)
+                pairs += [(law.name, v) for v in stages if v == 1 or layout.pp * v <= self.shape.n_layer]
+        return pairs
 
     def judge(
         self,
@@ -289,7 +294,7 @@ class Search:
     ) -> Plan | None:
         """One plan; None for a combination that no recipe allows, or that equals another one."""
         m = base.batch_size // layout.dp // rows
-        if (v > 1 and m % layout.pp) or (schedule == "zero_bubble" and recompute != "none"):
+        if (v > 1 and m % layout.pp) or (SCHEDULES[schedule].splits and recompute != "none"):
             return None
         in_8_bits = "fp8_gathers" in LAWS[strategy].options and self.precision == "fp8"
         try:

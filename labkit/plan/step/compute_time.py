@@ -116,10 +116,10 @@ class Bench:
             self.backward += rate(flops, y + weight + 2 * x, EIGHT_BITS) + rate(flops, y + x + 2 * weight, EIGHT_BITS)
             self.host += self.practice.host_s
 
-    def moves(self, n_bytes: float, back: float = 2, again: bool = False) -> None:
+    def moves(self, n_bytes: float, back: float = 2, rerun: bool = False) -> None:
         """An op that only moves bytes; its backward moves `back` times as many, and once more what selective
-        recomputation runs `again`."""
-        self.op(0, self.practice.traffic * n_bytes, back + (again and self.setting.recompute == "selective"))
+        recomputation runs `rerun`."""
+        self.op(0, self.practice.traffic * n_bytes, back + (rerun and self.setting.recompute == "selective"))
 
     def embedding(self) -> None:
         """Rows are read and written, and the gradient of the table is written whole."""
@@ -138,20 +138,20 @@ class Bench:
     def experts(self) -> None:
         """The router, the copies of tokens, this rank's experts, and the shared ones."""
         s, ep, t = self.shape, self.setting.ep, self.tokens
-        d, f, here = s.d_model, s.expert_hidden // self.tp, s.n_expert // ep
+        d, f, n_local = s.d_model, s.expert_hidden // self.tp, s.n_expert // ep
         ups = (f,) * (2 if s.gated else 1)
         self.product(d, s.n_expert)
         rows = self.imbalance * t * s.top_k  # as many come from other ranks as go there, where routing is balanced
-        self.linears(d, ups, rows, here)
-        self.linears(f, (d,), rows, here)
-        self.moves((5 if s.gated else 2) * self.narrow * rows * f, again=True)
+        self.linears(d, ups, rows, n_local)
+        self.linears(f, (d,), rows, n_local)
+        self.moves((5 if s.gated else 2) * self.narrow * rows * f, rerun=True)
         # copies are made and summed up, at home and, if they travel, where the experts are
         for _ in range(2 if ep == 1 else 4):
             self.moves(2 * self.narrow * rows * d, 1)
         if s.n_shared:
             self.linears(d, [s.n_shared * up for up in ups])
             self.linears(s.n_shared * f, (d,))
-            self.moves((5 if s.gated else 2) * self.narrow * t * s.n_shared * f, again=True)
+            self.moves((5 if s.gated else 2) * self.narrow * t * s.n_shared * f, rerun=True)
 
     def block(self) -> None:
         """Attention and MLP, or experts in its place; two norms, two sums."""
@@ -178,10 +178,10 @@ class Bench:
         if s.position == "rotary":
             self.moves(4 * max(4, self.narrow) * t * (a + k))
         for _ in range(2):
-            self.moves(2 * self.wide * self.outside * d, again=True)
+            self.moves(2 * self.wide * self.outside * d, rerun=True)
             self.moves(3 * self.wide * self.outside * d, 0.5)
         if not self.mixed:
-            self.moves((5 if s.gated else 2) * self.narrow * t * f, again=True)
+            self.moves((5 if s.gated else 2) * self.narrow * t * f, rerun=True)
 
     def head(self) -> None:
         """The last norm, the product with the vocabulary, and the loss."""

@@ -140,9 +140,9 @@ class Walk(Rank):
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS] * (copies - 1))
             if copies > 1:
                 keeper.passed(live, stage.middle)
-            more = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
+            narrow_copies = cached if stage.kinds[k] != "loss" else 0  # the loss runs outside of autocast
             for part in profile.doors or (Segment(profile.forward, profile.forward, None, 0),):
-                live.see((0, 0, 0, part.top[ACTIVATIONS] + more, part.top[OTHER]), "forward")
+                live.see((0, 0, 0, part.top[ACTIVATIONS] + narrow_copies, part.top[OTHER]), "forward")
                 self.pass_door(live, keeper, part, k, ahead)
             live.add(ACTIVATIONS, profile.held[ACTIVATIONS])
             cached += profile.cached
@@ -170,13 +170,13 @@ class Walk(Rank):
         keeper.pass_ends(live)
         live.add(ACTIVATIONS, -others)
 
-    def layer_back(self, live: Live, keeper: Keeper, each: Profile, k: int) -> None:
+    def layer_back(self, live: Live, keeper: Keeper, profile: Profile, k: int) -> None:
         """A layer's backward, gradient by gradient."""
         when = "backward of the last layers" if k > 1 else "backward of the first layers"
         if keeper.in_place and not (self.tied or keeper.widens):  # buckets stay: see the highest moment
-            live.see(each.top, when)
+            live.see(profile.top, when)
             return
-        for seg in each.segments:
+        for seg in profile.segments:
             live.see(seg.top, when)
             if seg.weight is None:
                 # checkpointed experts are needed twice, one time after the other
@@ -213,18 +213,18 @@ class Walk(Rank):
         owned = [size for sizes in groups.values() for size in sizes]
         if self.recipe.offload and self.device != "cpu":
             return
-        more = self.with_matrices(place)
+        scratch = self.with_matrices(place)
         for group, sizes in groups.items():  # group after group
             if not self.recipe.steps_by.adam or group.by_matrix:
                 continue
             one_by_one = max(2 * size + before for size, before in zip(sizes, [0, *sizes], strict=False))
-            more = max(more, one_by_one if self.device == "cpu" else sum(sizes))
+            scratch = max(scratch, one_by_one if self.device == "cpu" else sum(sizes))
         widened = 0
         if self.recipe.has_masters and not self.recipe.fp32_gradients:  # fp32 gradients for the masters
             widened = sum(owned) // 2 if self.recipe.cuts.state else sum(owned)  # ZeRO's bf16 ones are freed
             if self.recipe.clip_norm is not None and owned:
                 live.see((0, 0, 0, 0, max(owned)), "the gradients' norm")  # one after another is squared in fp32
-        live.see((0, widened, 0, 0, more), "the optimizer's step")
+        live.see((0, widened, 0, 0, scratch), "the optimizer's step")
         if self.recipe.cuts.state:
             live.add(GRADIENTS, -widened)  # as many bytes of narrow gradients are gone
 
@@ -243,8 +243,8 @@ class Walk(Rank):
         state = f"{(law.tensors + r.has_masters) * r.state_bytes} N{share * r.cuts.state}"
         if by_matrix and law.elementwise > by_matrix.elements:
             rest = sum(size for group, size in self.owned() if not group.by_matrix)
-            more = (law.elementwise - by_matrix.elements) * r.state_bytes
-            state += f" + {more} x {rest:,} of what is no hidden matrix"
+            wider = (law.elementwise - by_matrix.elements) * r.state_bytes
+            state += f" + {wider} x {rest:,} of what is no hidden matrix"
         if by_matrix and by_matrix.words:
             state += f" + {by_matrix.words}"
         whole = f"N = {local:,} parameters here" + (f", n = {n}" if n > 1 else "")

@@ -290,10 +290,10 @@ class Rank:
         """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
         shape, setting, d = self.shape, self.setting, self.shape.d_model
         hidden = shape.expert_hidden // setting.tp * (2 if shape.gated else 1)
-        here = shape.n_expert // setting.ep
+        n_local = shape.n_expert // setting.ep
         table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
-        first, tokens = setting.ep_rank * here, setting.rows * setting.seq
-        rows = sum(sum(row[first : first + here]) for row in table)
+        first, tokens = setting.ep_rank * n_local, setting.rows * setting.seq
+        rows = sum(sum(row[first : first + n_local]) for row in table)
         shared = tokens * (shape.n_shared * hidden + d * (shape.n_shared > 0))
         return (rows * (hidden + d) + shared) * self.width + tokens * shape.n_expert * max(4, self.width)
 
@@ -327,14 +327,14 @@ def fullest_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int
     ranks, law = fullest(shape, layout, recipe), recipe.steps_by.by_matrix
     if law is None or not law.keeps:
         return ranks
-    found = []
+    owners = []
     for rank in ranks:
-        here, kept = Rank(shape, layout, recipe, rank, "cpu"), Counter[int]()
+        local, kept = Rank(shape, layout, recipe, rank, "cpu"), Counter[int]()
         for part in (0, 1):
-            places = [layout.coords(sharer) for sharer in here.sharers(part)]
-            for step in here.matrix_steps(part):
+            places = [layout.coords(sharer) for sharer in local.sharers(part)]
+            for step in local.matrix_steps(part):
                 kept.update(
                     {layout.rank(**places[n] | {"tp": slot}): size for (n, slot), size in step.kept_by_all.items()}
                 )
-        found.append(max(kept, key=lambda owner: (kept[owner], -owner), default=rank))
-    return found
+        owners.append(max(kept, key=lambda owner: (kept[owner], -owner), default=rank))
+    return owners

@@ -121,7 +121,7 @@ class StepTime:
         sums = self.tp_sum()
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
         kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
-        again, mixed = (0.0 if kept else tensor.sums_again(recipe, mixed) for mixed in (False, shape.n_expert > 0))
+        plain, mixed = (0.0 if kept else tensor.sums_again(recipe, mixed) for mixed in (False, shape.n_expert > 0))
         self.layers = {
             "embedding": self.layer("embedding", sums, 1, 0),
             "block": self.layer("block", sums, 2, 2 + mixed),
@@ -129,7 +129,7 @@ class StepTime:
         }
         blocks = blocks_of(shape, n_stages)
         if shape.n_expert:
-            self.layers["dense"] = self.layer("dense", sums, 2, 2 + again)
+            self.layers["dense"] = self.layer("dense", sums, 2, 2 + plain)
             self.layers["block"] = self.with_experts(*self.layers["block"])
         if layout.cp > 1:
             ahead, behind = exchanges(shape, self.setting, recipe.products, self.narrow, hardware)
@@ -212,9 +212,9 @@ class StepTime:
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
         if self.recipe.checkpointing:
             for name in counts.keys() & {"block", "dense"}:
-                again = self.layers[name][0]
-                again = again._replace(tp=again.tp * tensor.sums_again(self.recipe) / 2)  # of 2 sums
-                backward = backward.plus(again, counts[name])
+                rerun = self.layers[name][0]
+                rerun = rerun._replace(tp=rerun.tp * tensor.sums_again(self.recipe) / 2)  # of 2 sums
+                backward = backward.plus(rerun, counts[name])
         return forward, backward
 
     def adding(self) -> float:
@@ -257,8 +257,8 @@ class StepTime:
     def weights_share(self) -> float:
         """W's share of a backward that is cut in two: half of it, but for what B runs again, and for the gradients of
         tokens on their way from experts, which only B sends."""
-        again, back = self.layers["block"]
-        whole = back.total + again.total * self.recipe.checkpointing
+        ahead, back = self.layers["block"]
+        whole = back.total + ahead.total * self.recipe.checkpointing
         return 0.5 * (back.total - back.ep) / whole
 
     def dp(self) -> Waits:

@@ -12,11 +12,12 @@ import pytest
 
 from labkit.course.export.live import build
 from labkit.course.export.live.answers import EXAMPLE, OWN, PAGES, answer
-from labkit.plan import collectives, survival
 from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine import collectives
 from labkit.plan.machine.link import preset
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket import survival
 from labkit.plan.schedules.schedule import bubble, one_f_one_b, simulate
 from labkit.plan.step.memory import predict_memory
 from labkit.view.units import bytes_text, seconds_text, value_text
