@@ -150,7 +150,7 @@ def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run
         (("--schedule", "zero_bubble", "--strategy", "zero3"), "use '1f1b'"),
         (("--precision", "amp", "--fp32-gradients"), "a choice for precision='bf16', 'fp8', 'nvfp4', got 'amp'"),
         (("--checkpointing", "--recompute", "selective"), "give one of the two"),
-        (("--offload",), "it wants zero1, zero2 or zero3"),
+        (("--offload",), "take a strategy that cuts the state"),
         (
             ("--dp", 4, "--strategy", "zero3", "--shard", 3),
             "dp=4 ranks do not cut into groups of shard_ranks=3: 2 would",
