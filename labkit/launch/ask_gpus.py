@@ -76,10 +76,10 @@ def answer(
         facts: GpuFacts = pickle.loads(known)
         return facts
     late = time.monotonic() >= ends
-    said = () if late else ("the process that was to ask the driver has ended without a word",)
+    messages = () if late else ("the process that was to ask the driver has ended without a word",)
     return GpuFacts(
-        torch=hello.torch, cuda=hello.cuda, hip=hello.hip, driver=_driver_of_system(), card=has_card(), said=said,
-        waited_s=longest_s if late else 0.0, **_system(deciding),
+        torch=hello.torch, cuda=hello.cuda, hip=hello.hip, driver=_driver_of_system(), card=has_card(),
+        messages=messages, waited_s=longest_s if late else 0.0, **_system(deciding),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def gather(deciding: dict[str, str | None]) -> GpuFacts:
     """Ask torch and the driver. This process then has a CUDA context, and must not be forked from."""
     import torch
 
-    said: list[str] = []
+    messages: list[str] = []
     gpus: list[Gpu] = []
     peers: tuple[tuple[bool, ...], ...] = ()
     archs: tuple[str, ...] = ()
@@ -129,12 +129,12 @@ def gather(deciding: dict[str, str | None]) -> GpuFacts:
                 tuple(i == j or torch.cuda.can_device_access_peer(i, j) for j in range(count)) for i in range(count)
             )
         except Exception as error:
-            said.append(_line(error))
-    warned = [line for line in dict.fromkeys(_line(warning.message) for warning in caught) if line not in said]
+            messages.append(_line(error))
+    warned = [line for line in dict.fromkeys(_line(warning.message) for warning in caught) if line not in messages]
     return GpuFacts(
         tuple(gpus), str(torch.__version__), torch.version.cuda or "", torch.version.hip or "", nccl,
-        _driver_of_system() or _driver_of_nvml(), _driver_cuda(), archs, peers, card=has_card(), said=(*warned, *said),
-        **_system(deciding),
+        _driver_of_system() or _driver_of_nvml(), _driver_cuda(), archs, peers, card=has_card(),
+        messages=(*warned, *messages), **_system(deciding),
     )  # fmt: skip
 
 

@@ -216,8 +216,8 @@ class Page:
         _HEAD.pack_into(memory, at, self.call_id, self.done, depth, now, self.progress, self.total, now)
 
     def _compare(self, call: Call) -> None:
-        mine = f"{call.verb}|{call.op}|{call.shape}|{call.dtype}" if call.shape is not None else call.verb
-        text = mine.encode()[:110]
+        own = f"{call.verb}|{call.op}|{call.shape}|{call.dtype}" if call.shape is not None else call.verb
+        text = own.encode()[:110]
         key = _key(call.axis, call.ranks)
         where = self.at + _POSTS_AT + (key + call.seq) % _N_POSTS * _POST.size
         packed = _POST.pack(key, call.seq, self.call_id, len(text), text)
@@ -230,14 +230,14 @@ class Page:
             if theirs is not None and theirs != text.decode(errors="replace"):
                 self.stack.pop()
                 self._write()
-                raise ValueError(_mismatch(call, self.rank, mine, rank, theirs))
+                raise ValueError(_mismatch(call, self.rank, own, rank, theirs))
 
 
 def _key(axis: str, ranks: Sequence[int]) -> int:
     return zlib.crc32(f"{axis}{tuple(ranks)}".encode())
 
 
-def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
+def _mismatch(call: Call, me: int, own: str, other: int, theirs: str) -> str:
     def words_of(text: str) -> str:
         verb, _, rest = text.partition("|")
         op, _, rest = rest.partition("|")
@@ -247,7 +247,7 @@ def _mismatch(call: Call, me: int, mine: str, other: int, theirs: str) -> str:
         )
 
     return (
-        f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {words_of(mine)}, "
+        f"collective #{call.seq} on {call.axis} does not match: rank {me} brings {words_of(own)}, "
         f"rank {other} brings {words_of(theirs)}. Every rank of a group must call the same verb in the same order, "
         "with the same shape and dtype. Nothing was sent."
     )

@@ -164,8 +164,8 @@ class Call(Watch):
         while self.pending and time.monotonic() < deadline:
             self.processes.signal(self.pending, signal.SIGINT)
             self.processes.ask(self.pending, "cut", (self.processes.generation, self.processes.endpoints()))
-            again = min(deadline, time.monotonic() + 0.4)
-            while self.pending and time.monotonic() < again:
+            until = min(deadline, time.monotonic() + 0.4)
+            while self.pending and time.monotonic() < until:
                 self._take(self.processes.poll(0.05))
         if self.pending:
             self.processes.signal(self.pending, signal.SIGUSR2)  # the rank writes its stack, even from inside C

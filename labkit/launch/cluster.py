@@ -353,8 +353,8 @@ def _check_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
         name = getattr(fn, "__name__", type(fn).__name__)
-        given = ", ".join(["group", *(repr(value)[:20] for value in args), *(f"{key}=..." for key in kwargs)])
+        arguments = ", ".join(["group", *(repr(value)[:20] for value in args), *(f"{key}=..." for key in kwargs)])
         raise ValueError(
-            f"{name}{signature} is called as {name}({given}) on every rank, and that does not fit ({error}): your "
+            f"{name}{signature} is called as {name}({arguments}) on every rank, and that does not fit ({error}): your "
             f"function gets `group` first, then what you give to run"
         ) from None

@@ -155,9 +155,9 @@ def _no_gpu(facts: GpuFacts, n_ranks: int) -> str:
 def _too_few(facts: GpuFacts, n_ranks: int) -> str:
     count, cause = len(usable(facts)), trouble(facts)
     if count == 0:
-        found = f"none can be used: {cause}. Until then" if cause else "torch finds none on this machine:"
+        state = f"none can be used: {cause}. Until then" if cause else "torch finds none on this machine:"
         return (
-            f'{_ranks(n_ranks)} want a GPU each, and {found} use device="cpu", '
+            f'{_ranks(n_ranks)} want a GPU each, and {state} use device="cpu", '
             'or device="auto", which takes GPUs where there are enough of them'
         )
     return (

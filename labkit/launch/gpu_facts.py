@@ -49,7 +49,7 @@ class GpuFacts:
     shm_bytes         the size of /dev/shm; None if there is none
     visible           the environment variable that says which GPUs a process sees; None if it is not set
     card              the system shows an NVIDIA card, whatever torch finds
-    said              the errors and warnings that torch gave, each as one line
+    messages          the errors and warnings that torch gave, each as one line
     waited_s          the seconds after which a driver that did not answer was given up; 0 if it did
     """
 
@@ -65,13 +65,13 @@ class GpuFacts:
     shm_bytes: int | None = None
     visible: str | None = None
     card: bool = False
-    said: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     waited_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as JSON gives it back."""
         gpus = [{**gpu._asdict(), "capability": list(gpu.capability)} for gpu in self.gpus]
-        lists = {"archs": list(self.archs), "peers": [list(row) for row in self.peers], "said": list(self.said)}
+        lists = {"archs": list(self.archs), "peers": [list(row) for row in self.peers], "messages": list(self.messages)}
         return {**asdict(self), **lists, "gpus": gpus}
 
 
@@ -110,28 +110,28 @@ def trouble(facts: GpuFacts) -> str:
 
 def remarks(facts: GpuFacts, numbers: Sequence[int], n_ranks: int = 1) -> tuple[str, ...]:
     """What those should know who run `n_ranks` ranks over NCCL on these GPUs: they run all the same."""
-    said = []
+    messages = []
     old = sorted({_kind(facts.gpus[i]) for i in numbers if not facts.hip and facts.gpus[i].capability < BF16_FROM})
     if old:
-        said.append(f"{' and '.join(old)} has no bf16 units: bf16 gives right numbers, slowly; fp16 is fast")
+        messages.append(f"{' and '.join(old)} has no bf16 units: bf16 gives right numbers, slowly; fp16 is fast")
     if is_sliced(facts):
-        said.append(
+        messages.append(
             "a process sees one MIG slice, however many CUDA_VISIBLE_DEVICES names: several ranks share it with "
             'device="cuda:0"'
         )
     apart = [(i, j) for i in numbers for j in numbers if i < j and facts.peers and not facts.peers[i][j]]
     if apart and n_ranks > 1:
         pairs = len(numbers) * (len(numbers) - 1) // 2
-        said.append(
+        messages.append(
             f"{len(apart)} of {pairs} pairs of these GPUs cannot read each other's memory (GPUs {apart[0][0]} and "
             f"{apart[0][1]}, for one): NCCL goes through the host's, which is right and slower"
         )
     if n_ranks > 1 and facts.shm_bytes is not None and facts.shm_bytes < SHM_BYTES:
-        said.append(
+        messages.append(
             f"/dev/shm has {facts.shm_bytes / 2**20:.0f} MiB, and NCCL fails where it finds no room there: start the "
             "container with --shm-size=1g"
         )
-    return tuple(said)
+    return tuple(messages)
 
 
 def is_sliced(facts: GpuFacts) -> bool:
@@ -160,10 +160,10 @@ def _none(facts: GpuFacts, built: str) -> str:
         )
     if facts.visible in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={facts.visible!r} hides all GPUs: unset it, and restart the notebook's kernel"
-    if facts.said and (facts.card or facts.driver or facts.driver_cuda):
+    if facts.messages and (facts.card or facts.driver or facts.driver_cuda):
         return (
-            f"{built} cannot use the GPUs' driver{_driver(facts)}, and says: {facts.said[-1]}. See whether nvidia-smi "
-            "shows a GPU; a container needs to be started with --gpus all"
+            f"{built} cannot use the GPUs' driver{_driver(facts)}, and says: {facts.messages[-1]}. See whether "
+            "nvidia-smi shows a GPU; a container needs to be started with --gpus all"
         )
     return ""
 

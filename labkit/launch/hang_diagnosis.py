@@ -67,8 +67,8 @@ class Whereabouts:
             "dead": self.detail,
             "idle": f"{stands} not part of this call",
         }
-        each = "each of " if len(ranks) > 1 and self.state in ("raised", "dead") else ""  # a detail is about one rank
-        return f"{each}{name_ranks(ranks)} {words[self.state]}{where}"
+        prefix = "each of " if len(ranks) > 1 and self.state in ("raised", "dead") else ""  # a detail is about one rank
+        return f"{prefix}{name_ranks(ranks)} {words[self.state]}{where}"
 
 
 @dataclass(frozen=True)
@@ -217,16 +217,16 @@ def diagnose(seen: Sequence[Whereabouts]) -> Autopsy | None:
         stance.rank for stance in seen if stance.state == "waiting" and (not stance.waits_for or _meet(stance, by_rank))
     }
     while True:
-        more = {
+        freed = {
             stance.rank
             for stance in seen
             if stance.state == "waiting"
             and stance.rank not in free
             and all(awaited in free for awaited in stance.waits_for)
         }
-        if not more:
+        if not freed:
             break
-        free |= more
+        free |= freed
     stuck = tuple(stance.rank for stance in seen if stance.state == "waiting" and stance.rank not in free)
     return Autopsy(_headline(stuck, by_rank), tuple(seen), stuck) if stuck else None
 

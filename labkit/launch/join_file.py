@@ -105,11 +105,11 @@ def interface_to(host: str, port: int) -> tuple[str, str]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
-        mine = probe.getsockname()[0]
+        own = probe.getsockname()[0]
     names = [
         name
         for name, there in psutil.net_if_addrs().items()
         for address in there
-        if address.address.partition("%")[0] == mine
+        if address.address.partition("%")[0] == own
     ]
-    return mine, names[0] if names else ""
+    return own, names[0] if names else ""

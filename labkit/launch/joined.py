@@ -430,8 +430,8 @@ class JoinedRanks(Ranks):
         for rank in range(self.n_ranks):
             peer = self.peers.get(rank)
             if peer is not None and peer.lost_at is None:
-                said = self.joined.get(rank)
-                lines.append(f"  rank {rank} is on node {peer.hello.position.node}" + (f": {said}" if said else ""))
+                origin = self.joined.get(rank)
+                lines.append(f"  rank {rank} is on node {peer.hello.position.node}" + (f": {origin}" if origin else ""))
             elif (ended := self.lost(rank)) is not None:
                 where = f" on node {self.nodes[rank]}" if self.nodes else ""
                 lines.append(f"  rank {rank}{where} {ended}, and its engine has started no other")

@@ -150,8 +150,8 @@ def _in_collective(
     members = set(members_of(record.group, dumps))
     absent |= members - known  # nothing is known of them: they have not even made the group
     if meeting is not None and meeting.differs:
-        mine = (record.called, record.sizes, record.dtypes)
-        absent |= {r for r, other in meeting.came.items() if (other.called, other.sizes, other.dtypes) != mine}
+        call = (record.called, record.sizes, record.dtypes)
+        absent |= {r for r, other in meeting.came.items() if (other.called, other.sizes, other.dtypes) != call}
     return Whereabouts(
         rank, "waiting", _call(record), record.looks, seconds=max(0.0, (now_ns - record.created_ns) / 1e9),
         waits_for=tuple(sorted(absent - {rank})), verb=record.called, axis=record.name, seq=record.seq,

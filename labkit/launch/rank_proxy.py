@@ -77,13 +77,13 @@ def _start_warden() -> Connection:
     process ends, however that happens."""
     os.environ.update({name: value for name, value in PINNED if name not in os.environ})
     ours, theirs = socket.socketpair()
-    here = os.getpid()
+    pid = os.getpid()
     with theirs:
         if not system.forks():
-            executed.child("labkit.launch.warden", "main", theirs.fileno(), here, keep=(theirs.fileno(),))
+            executed.child("labkit.launch.warden", "main", theirs.fileno(), pid, keep=(theirs.fileno(),))
         elif os.fork() == 0:
             ours.close()
-            warden.main(theirs.detach(), here)
+            warden.main(theirs.detach(), pid)
     return Connection(ours.detach())
 
 

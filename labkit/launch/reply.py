@@ -130,9 +130,9 @@ class WorkerError(RuntimeError):
         parts = [self.reason]
         if self.remote_traceback:
             parts.append(self.remote_traceback.rstrip())
-        mine = str(self.errors[self.rank]) if self.rank in self.errors else None
+        detail = str(self.errors[self.rank]) if self.rank in self.errors else None
         others = [stance for stance in self.autopsy.ranks if stance.rank != self.rank]
-        others = [stance for stance in others if stance.state != "raised" or stance.detail != mine]  # named above
+        others = [stance for stance in others if stance.state != "raised" or stance.detail != detail]  # named above
         if others:
             parts.append("Meanwhile:\n" + "\n".join(f"  {line}" for line in lines(others)))
         return "\n\n".join([*parts, *self.notes])

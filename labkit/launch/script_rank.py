@@ -61,7 +61,7 @@ def main(spec: RankSpec) -> None:
         module, _, name = script.observer.rpartition(".")
         observer = getattr(importlib.import_module(module), name)()
     code, failure = become_script(script.path, script.arguments, observer)
-    told = _connect(context, "m", spec)
+    channel = _connect(context, "m", spec)
     seen = None
     try:
         seen = observer.result() if observer is not None else None
@@ -69,9 +69,9 @@ def main(spec: RankSpec) -> None:
         seen = {"unseen": f"{type(error).__name__}: {error}"}
     messages = [(verb, frame, n, overheard.bytes[verb, frame]) for (verb, frame), n in overheard.calls.items()]
     dump = flight.raw()
-    told.send_multipart([pickle.dumps(("over", code, failure, seen, messages, overheard.members())), dump])
-    told.poll(int(ACKNOWLEDGED_S * 1e3))  # who leaves before this has arrived is taken for dead
-    told.close(linger=0)
+    channel.send_multipart([pickle.dumps(("over", code, failure, seen, messages, overheard.members())), dump])
+    channel.poll(int(ACKNOWLEDGED_S * 1e3))  # who leaves before this has arrived is taken for dead
+    channel.close(linger=0)
     _leave(code)
     del words
 
@@ -108,9 +108,9 @@ def become_script(path: str, arguments: tuple[str, ...], observer: Observer | No
 
 def keep_store(spec: RankSpec) -> None:
     """Serve the store until this process is ended."""
-    told = _connect(zmq.Context(), "m", spec)
+    channel = _connect(zmq.Context(), "m", spec)
     store, port = rendezvous_store.open_store(spec.n_ranks)
-    told.send_multipart([pickle.dumps(("store", port))])
+    channel.send_multipart([pickle.dumps(("store", port))])
     threading.Event().wait()
     del store
 

@@ -59,5 +59,5 @@ def drop(group: Group, name: str) -> None:
 
 def names(group: Group) -> list[str]:
     """Runs on a rank: everything that the learner has given a name."""
-    given = ("group", "rank", "n_ranks", "torch")
-    return [name for name in group.state if not name.startswith("__") and name not in given]
+    builtins = ("group", "rank", "n_ranks", "torch")
+    return [name for name in group.state if not name.startswith("__") and name not in builtins]

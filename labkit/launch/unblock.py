@@ -76,12 +76,12 @@ def cut(endpoints: frozenset[tuple[str, int]]) -> int:
     A connection of the learner's, to somewhere else or within this process, is left alone."""
     # gloo owns these sockets and tells nobody their file descriptors. So all sockets of the process are looked at, and
     # a connection is gloo's if its far end is a socket of another rank: `endpoints` are those of all ranks, seen from
-    # outside, and `mine` are taken out, since a connection with both ends in this process is the learner's.
-    mine = frozenset(address for fd in sockets() for address in _ends(fd)[:1])
+    # outside, and `own` are taken out, since a connection with both ends in this process is the learner's.
+    own = frozenset(address for fd in sockets() for address in _ends(fd)[:1])
     count = 0
     for fd in sockets():
         ends = _ends(fd)
-        if len(ends) == 2 and ends[1] in endpoints - mine:
+        if len(ends) == 2 and ends[1] in endpoints - own:
             # shutdown() ends the connection for every copy of the descriptor; closing our copy would end nothing.
             # gloo then sees the connection closed, and the collective that waits for it raises.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:

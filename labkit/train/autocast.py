@@ -46,7 +46,7 @@ class OpDtypes:
     `count` says how many calls of the run looked just like this."""
 
     op: str
-    given: Dtypes
+    accepted: Dtypes
     computed: Dtypes
     gives: Dtypes
     alone: Dtypes | None
@@ -89,7 +89,7 @@ class AutocastReport:
             (
                 row.op,
                 str(row.count),
-                " ".join(row.given),
+                " ".join(row.accepted),
                 " ".join(row.computed),
                 " ".join(row.gives),
                 "the same" if not row.changed else "fails" if row.alone is None else " ".join(row.alone),
@@ -124,7 +124,8 @@ def autocast_ops(
         value = fn(*args, **kwargs)
     counts = Counter(calls.rows)
     merged = (
-        OpDtypes(op, given, computed, gives, alone, n) for (op, given, computed, gives, alone), n in counts.items()
+        OpDtypes(op, accepted, computed, gives, alone, n)
+        for (op, accepted, computed, gives, alone), n in counts.items()
     )
     return AutocastReport(tuple(merged), value)
 

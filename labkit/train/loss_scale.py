@@ -106,7 +106,7 @@ class Scaler:
     def __init__(self, loss_scale: LossScale | None = None, agree: Sequence[Group] = ()):
         self.loss_scale = LossScale() if loss_scale is None else loss_scale
         self.agree = tuple(agree)
-        self.found: dict[int, tuple[Target, bool]] = {}  # by id of the target: its gradients were finite
+        self.finite_by_id: dict[int, tuple[Target, bool]] = {}  # by id of the target: its gradients were finite
         self.stepped: set[int] = set()
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Scaler:
 
         Sends 4 bytes per group of `agree`. Raises ValueError if they have been divided since the last `update`, and on
         every rank if any rank holds fp16 gradients: divided, they would fall below fp16 again (see MasterWeights)."""
-        if id(target) in self.found:
+        if id(target) in self.finite_by_id:
             raise ValueError(
                 "gradients of this target are unscaled already: unscale_ once, after the last backward pass, "
                 "then clip, then step, then update"
@@ -136,7 +136,7 @@ class Scaler:
                 f"{words} fp16, too narrow to be unscaled: unscale and step MasterWeights (a strategy's "
                 ".optimizer), whose gradients are fp32, or use bf16"
             )
-        self.found[id(target)] = target, not flag
+        self.finite_by_id[id(target)] = target, not flag
         return not flag
 
     def step(self, target: Target) -> bool:
@@ -145,10 +145,10 @@ class Scaler:
         Raises ValueError for a second step before `update`."""
         if id(target) in self.stepped:
             raise ValueError("this target has stepped already: update() comes between two steps")
-        if id(target) not in self.found:
+        if id(target) not in self.finite_by_id:
             self.unscale_(target)
         self.stepped.add(id(target))
-        finite = self.found[id(target)][1]
+        finite = self.finite_by_id[id(target)][1]
         if finite:
             target.step()
         return finite
@@ -157,10 +157,10 @@ class Scaler:
         """Go on to the next scale; every target may be unscaled and stepped again.
 
         Raises ValueError if nothing was unscaled since the last update: there is nothing to learn from."""
-        if not self.found:
+        if not self.finite_by_id:
             raise ValueError("update() comes after step() or unscale_(): no gradients have been looked at")
-        finite = all(finite for _, finite in self.found.values())
-        self.found.clear()
+        finite = all(finite for _, finite in self.finite_by_id.values())
+        self.finite_by_id.clear()
         self.stepped.clear()
         self.loss_scale = self.loss_scale.after(finite)
 

@@ -35,7 +35,7 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Pl
 
 BROKEN = [
     (
-        GpuFacts(said=(TOO_OLD,), **OLD),
+        GpuFacts(messages=(TOO_OLD,), **OLD),
         ("driver 535.104.05 (CUDA up to 12.2)", "torch 2.13.0+cu130", "CUDA 13.0", "wants driver 580", "for CUDA 12 ("),
     ),
     (GpuFacts(**{**OLD, "driver_cuda": ""}), ("driver 535.104.05 is too old", "wants driver 580", "for CUDA 12 (")),
@@ -47,7 +47,7 @@ BROKEN = [
     (GpuFacts(torch="2.13.0+cpu", card=True, driver="580.65.06"), ("NVIDIA card is here 580", '"torch==2.13.0"')),
     (GpuFacts(waited_s=20.0, **WHEEL), ("did not answer within 20 s", "nvidia-smi")),
     (GpuFacts(visible="", **NEW), ("CUDA_VISIBLE_DEVICES='' hides all GPUs",)),
-    (GpuFacts(said=("CUDA unknown error",), **NEW), ("driver 580.65.06", "says: CUDA unknown error", "--gpus all")),
+    (GpuFacts(messages=("CUDA unknown error",), **NEW), ("driver 580.65.06", "says: CUDA unknown error", "--gpus all")),
 ]
 
 
@@ -169,7 +169,7 @@ def test_an_error_of_the_driver_is_a_fact_and_not_an_empty_list(driver):
 
     driver.setattr(torch.cuda, "init", refuses)
     facts = gather({})
-    assert facts.said == ("CUDA initialization: something is odd", TOO_OLD)
+    assert facts.messages == ("CUDA initialization: something is odd", TOO_OLD)
     assert facts.gpus == ()
     assert facts.cuda == "13.0"
 
@@ -246,7 +246,7 @@ def test_a_driver_that_ends_the_process_is_told(driver):
     """Would catch a crash inside the driver that reads as a machine without GPUs."""
     driver.setattr(torch.cuda, "init", lambda: os.kill(os.getpid(), signal.SIGKILL))
     facts, _ = asked({}, 60)
-    assert "ended without a word" in facts.said[0]
+    assert "ended without a word" in facts.messages[0]
     assert facts.waited_s == 0
 
 

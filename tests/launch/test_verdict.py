@@ -81,7 +81,7 @@ def test_a_verdict_is_kept_for_these_facts_and_no_others(cache):
     assert place.is_relative_to(cache)
     assert place.name.startswith(platform.node())
     assert kept_verdict(FACTS) == found(PASSED)
-    assert kept_verdict(dataclasses.replace(FACTS, said=("a warning",), shm_bytes=1, visible="0,1,2,3")) is not None
+    assert kept_verdict(dataclasses.replace(FACTS, messages=("a warning",), shm_bytes=1, visible="0,1,2,3")) is not None
     for changed in (
         {"driver": "590.1"}, {"driver_cuda": "13.1"}, {"torch": "2.14.0+cu130"}, {"cuda": "13.2"},
         {"gpus": (H100,) * 3}, {"gpus": (H100._replace(memory_bytes=1),) * 4},
