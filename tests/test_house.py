@@ -358,9 +358,6 @@ NOT_YET = (
     "labkit/course/claims/finding.py",
     "labkit/course/classroom/table.py",  # so does a stored table
     "labkit/course/clinic/case_file.py",  # lab 15 asks a patient whether it is `found`
-    *(f"labkit/course/exercises/problems/p{key}_" for key in (
-        "00_1", "00_4", "04_3", "07_1", "07_4", "07_7", "08_5", "09_5", "09_7", "15_1", "15_5", "16_2", "20_2",
-    )),  # their references, whose lines the mistakes and the solutions' notebooks quote
     "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
     "labkit/probe/owners.py",  # labs 01 and 04 ask whether a tensor is kept `again`
 )  # fmt: skip

@@ -33,15 +33,15 @@ def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
     Entries are ints but for "nodes". Each rank's number travels to the others in one collective."""
     n, me = group.size, group.rank
     nodes = group.all_gather(node)
-    here = nodes == node
+    local = nodes == node
     return {
         "rank": me,
         "size": n,
         "left": (me - 1) % n,
         "right": (me + 1) % n,
         "nodes": nodes,
-        "local_size": int(here.sum()),
-        "local_rank": int(here[:me].sum()),
+        "local_size": int(local.sum()),
+        "local_rank": int(local[:me].sum()),
     }
 
 

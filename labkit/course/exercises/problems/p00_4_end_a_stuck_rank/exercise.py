@@ -36,8 +36,8 @@ def whom_to_end(states: list[str], waits_for: list[list[int]]) -> tuple[list[int
 
     def set_free(rank: int) -> int:
         ended = {rank}
-        while more := {other for other in stuck - ended if ended & set(waits_for[other])}:
-            ended |= more
+        while freed := {other for other in stuck - ended if ended & set(waits_for[other])}:
+            ended |= freed
         return len(ended)
 
     return sorted(stuck), min(stuck, key=lambda rank: (-set_free(rank), rank), default=None)

@@ -28,16 +28,16 @@ def recomputed(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Between forward and backward hold x, and nothing of what fn computed but its result. fn runs twice: once now, once
     when backward comes. x may need no gradient (a batch of data): the parameters need theirs all the same. fn may drop
     at random: it must drop the same the second time, and the random numbers of others must go on as without it."""
-    again: list[Tensor] = []
+    values: list[Tensor] = []
     places, random_state = itertools.count(), torch.get_rng_state()
 
     def refill(place: int) -> Tensor:
-        if not again:
-            filling = torch.autograd.graph.saved_tensors_hooks(lambda x: again.append(x.detach()), lambda x: x)
+        if not values:
+            filling = torch.autograd.graph.saved_tensors_hooks(lambda x: values.append(x.detach()), lambda x: x)
             with filling, torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(random_state)
                 fn(x.detach().requires_grad_(x.requires_grad))
-        return again[place]
+        return values[place]
 
     with torch.autograd.graph.saved_tensors_hooks(lambda _: next(places), refill):
         return fn(x)

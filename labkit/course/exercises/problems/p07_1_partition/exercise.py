@@ -23,13 +23,13 @@ def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
     """
     k = -(-sum(sizes) // group.size)
     low, high, start = group.rank * k, (group.rank + 1) * k, 0
-    mine = []
+    pieces = []
     for i, size in enumerate(sizes):
         first, last = max(low - start, 0), min(high - start, size)
         if first < last:
-            mine.append((i, first, last - first))
+            pieces.append((i, first, last - first))
         start += size
-    return mine
+    return pieces
 
 
 def cases() -> Sequence[Case]:

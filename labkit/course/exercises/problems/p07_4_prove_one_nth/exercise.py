@@ -30,11 +30,11 @@ def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
     n_elements, n = len(wanted), len(reports)
     owners = torch.zeros(n_elements)
     for report in reports:
-        mine = 0
+        n_own = 0
         for first, count in report["windows"]:
             owners[first : first + count] += 1
-            mine += count
-        fair = mine <= -(-n_elements // n) and 8 * mine <= report["state_bytes"] <= 8 * mine + 64
+            n_own += count
+        fair = n_own <= -(-n_elements // n) and 8 * n_own <= report["state_bytes"] <= 8 * n_own + 64
         if not fair or not torch.allclose(report["weights"], wanted, rtol=0.0, atol=1e-6):
             return False
     return bool((owners == 1).all())

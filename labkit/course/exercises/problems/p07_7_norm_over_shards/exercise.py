@@ -24,9 +24,9 @@ def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm
     Returns the norm before clipping, a scalar in float32: sqrt of the sum of squares of every element that there is.
     Gradients may be in half precision, whose squares overflow: sum in float32. If the norm is below `max_norm` nothing
     is scaled. One scalar is sent, in one all_reduce."""
-    mine = shard[:n_real].float().square().sum()
+    local = shard[:n_real].float().square().sum()
     common = sum(g.float().square().sum() for g in replicated)
-    norm = (group.all_reduce(mine) + common).sqrt()
+    norm = (group.all_reduce(local) + common).sqrt()
     if norm > max_norm:
         for g in (shard, *replicated):
             g.mul_(max_norm / norm)

@@ -30,12 +30,12 @@ def load_resharded(read: Callable[[int], Tensor], n_saved: int, numel: int, grou
     memory at a time. Nothing is sent."""
     s, k = -(-numel // n_saved), -(-numel // group.size)
     low, high = group.rank * k, min((group.rank + 1) * k, numel)
-    mine = torch.zeros(k)
+    fresh = torch.zeros(k)
     for j in range(n_saved):
         first, last = max(low, j * s), min(high, (j + 1) * s)
         if first < last:
-            mine[first - low : last - low] = read(j)[first - j * s : last - j * s]
-    return mine
+            fresh[first - low : last - low] = read(j)[first - j * s : last - j * s]
+    return fresh
 
 
 def cases() -> Sequence[Case]:

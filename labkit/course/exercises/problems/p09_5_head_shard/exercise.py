@@ -24,8 +24,8 @@ def head_shard(qkv: Tensor, out: Tensor, n_head: int, group: Group) -> tuple[Ten
     that these heads meet. Nothing is sent. Raises ValueError if n does not divide the number of heads."""
     if n_head % group.size:
         raise ValueError(f"{n_head} heads cannot be shared out to {group.size} ranks")
-    mine = [rows.chunk(group.size)[group.rank] for rows in qkv.chunk(3)]
-    return torch.cat(mine), out.chunk(group.size, dim=1)[group.rank]
+    parts = [rows.chunk(group.size)[group.rank] for rows in qkv.chunk(3)]
+    return torch.cat(parts), out.chunk(group.size, dim=1)[group.rank]
 
 
 def cases() -> Sequence[Case]:

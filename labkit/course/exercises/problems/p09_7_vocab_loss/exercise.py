@@ -21,8 +21,8 @@ def split_vocab_loss(logits, targets, group):
     top = group.all_reduce(logits.amax(1), op="max")
     total = group.all_reduce((logits - top[:, None]).exp().sum(1))
     place = targets - group.rank * each
-    mine = (place >= 0) & (place < each)
-    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(mine, 0)
+    is_local = (place >= 0) & (place < each)
+    picked = logits.gather(1, place.clamp(0, each - 1)[:, None])[:, 0].where(is_local, 0)
     return (total.log() + top).mean() - group.all_reduce(picked.sum()) / len(targets)
 """
 
@@ -37,8 +37,8 @@ def split_vocab_loss(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
     top = group.all_reduce(logits.amax(1), op="max")
     total = group.all_reduce((logits - top[:, None]).exp().sum(1))
     place = targets - group.rank * n_words
-    mine = (place >= 0) & (place < n_words)
-    picked = logits.gather(1, place.clamp(0, n_words - 1)[:, None])[:, 0].where(mine, 0)
+    is_local = (place >= 0) & (place < n_words)
+    picked = logits.gather(1, place.clamp(0, n_words - 1)[:, None])[:, 0].where(is_local, 0)
     return (total.log() + top - group.all_reduce(picked)).mean()
 
 

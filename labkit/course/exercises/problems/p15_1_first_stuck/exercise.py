@@ -21,7 +21,7 @@ def first_stuck(calls: list[list[str]]) -> tuple[int, list[int]]:
     calls[rank] lists the collectives of a rank in its order; all are of one group, and each waits for all ranks. To
     blame are those that have no call left; if all have one, but not the same, those that do not call what most do."""
     for place in range(max(map(len, calls))):
-        now = [mine[place] if place < len(mine) else "" for mine in calls]
+        now = [names[place] if place < len(names) else "" for names in calls]
         if len(set(now)) > 1:
             most = max(filter(None, now), key=now.count)
             gone = [rank for rank, call in enumerate(now) if not call]

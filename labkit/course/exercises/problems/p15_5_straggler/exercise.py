@@ -20,7 +20,7 @@ def straggler(trace: list[list[tuple[float, float, float]]]) -> int:
     a step late, after a log or a checkpoint of its own. In a step all wait for the one that waits least at the
     barrier."""
     waits = [[go - arrives for _, arrives, go in steps] for steps in trace]
-    last = [mine.index(min(mine)) for mine in zip(*waits, strict=True)]
+    last = [seconds.index(min(seconds)) for seconds in zip(*waits, strict=True)]
     rank, times = Counter(last).most_common(1)[0]
     return rank if times > len(last) / 2 else -1
 

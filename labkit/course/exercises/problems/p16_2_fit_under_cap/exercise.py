@@ -16,21 +16,21 @@ from labkit.plan.partition.layout import Layout
 def fit_under_cap(
     n_ranks: int, batch: int, n_head: int, n_layer: int, cap_bytes: float, law: Callable[..., tuple[float, float]]
 ) -> tuple[int, int, int, int, int, bool]:
-    """The way (dp, pp, tp, zero, n_micro, again) with the least time x peak of all that fit under the cap.
+    """The way (dp, pp, tp, zero, n_micro, checkpointing) with the least time x peak of all that fit under the cap.
 
     All ways: layouts whose dp x pp x tp are n_ranks, each of 1 or more (n_ranks need be no power of two); zero 0 to 3,
-    only 0 without dp; n_micro 1 to batch; again: checkpointing, False or True. tp must divide n_head, pp n_layer, and
-    dp x n_micro the batch. law(layout, zero, n_micro, again) predicts (peak bytes, seconds of a step) of any way, and
-    knows nothing of these rules, so that it also praises ways that cannot be run. At least one way fits."""
+    only 0 without dp; n_micro 1 to batch; checkpointing False or True. tp must divide n_head, pp n_layer, and
+    dp x n_micro the batch. law(layout, zero, n_micro, checkpointing) predicts (peak bytes, seconds of a step) of any
+    way, and knows nothing of these rules, so that it also praises ways that cannot be run. At least one way fits."""
     fitting = []
     for pp, tp, zero, n_micro in itertools.product(*[range(1, n_ranks + 1)] * 2, range(4), range(1, batch + 1)):
         dp = n_ranks // (pp * tp)
         cut = dp * pp * tp == n_ranks and n_head % tp == 0 and n_layer % pp == 0
         if cut and batch % (dp * n_micro) == 0 and (zero == 0 or dp > 1):
-            for again in (False, True):
-                peak, seconds = law(Layout(dp, pp, tp), zero, n_micro, again)
+            for checkpointing in (False, True):
+                peak, seconds = law(Layout(dp, pp, tp), zero, n_micro, checkpointing)
                 if peak <= cap_bytes:
-                    fitting.append((seconds * peak, dp, pp, tp, zero, n_micro, again))
+                    fitting.append((seconds * peak, dp, pp, tp, zero, n_micro, checkpointing))
     return min(fitting)[1:]
 
 
@@ -153,8 +153,8 @@ def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
     chosen = []
     for job in (Job(*fields) for fields in jobs):
 
-        def law(layout: Any, zero: int, n_micro: int, again: bool, job: Job = job) -> tuple[float, float]:
-            return predicted(job, layout, zero, n_micro, again)
+        def law(layout: Any, zero: int, n_micro: int, checkpointing: bool, job: Job = job) -> tuple[float, float]:
+            return predicted(job, layout, zero, n_micro, checkpointing)
 
         way = attempt(job.n_ranks, job.batch, job.n_head, job.n_layer, job.cap, law)
         chosen.append([*way[:5], bool(way[5])])

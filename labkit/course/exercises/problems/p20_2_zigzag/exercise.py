@@ -46,9 +46,9 @@ class Zigzag:
         padded[: self.length] = x
         return padded[self.positions(self.group.rank)]
 
-    def whole_of(self, mine: Tensor) -> Tensor:
+    def whole_of(self, part: Tensor) -> Tensor:
         """The whole row on every rank, without padding, by one all_gather.   [2 * chunk, ...] -> [length, ...]"""
-        gathered = self.group.all_gather(mine)
+        gathered = self.group.all_gather(part)
         whole = torch.empty_like(gathered)
         whole[torch.cat([self.positions(rank) for rank in range(self.group.size)])] = gathered
         return whole[: self.length]
@@ -79,10 +79,10 @@ def play(attempt: Any, group: Group, hidden: Tensor, labels: Tensor, length: int
     reply: dict[str, Any] = {
         "positions": [row.positions(rank) for rank in range(group.size)],
         "work": [row.work(rank) for rank in range(group.size)],
-        "mine": row.part_of(hidden),
+        "part": row.part_of(hidden),
     }
     weigh(group)
-    return {**reply, "joined": row.whole_of(reply["mine"] * 2), "labels": row.whole_of(row.part_of(labels))}
+    return {**reply, "joined": row.whole_of(reply["part"] * 2), "labels": row.whole_of(row.part_of(labels))}
 
 
 def chunk(case: Case) -> int:
@@ -103,7 +103,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         {
             "positions": [torch.tensor(places) for places in dealt],
             "work": [int(mask[[place for place in places if place < length]].sum()) for places in dealt],
-            "mine": padded[dealt[rank]],
+            "part": padded[dealt[rank]],
             "joined": hidden * 2,
             "labels": labels,
         }
