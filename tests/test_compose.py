@@ -671,7 +671,7 @@ def test_what_cannot_work_is_refused_on_every_rank(changes, layout, told):
         ({"stages_per_rank": 2}, "interleaved"),
         ({"schedule": "naive", "n_micro": 2}, "gpipe"),
         ({"optimizer": "lamb", "strategy": "zero2"}, "use ddp"),
-        ({"offload": True}, "zero1, zero2 or zero3"),
+        ({"offload": True}, "take a strategy that cuts the state"),
         ({"optimizer": "muon", "strategy": "zero1", "offload": True}, "leave offload out"),
         ({"decay_on": "norms"}, "all, linears"),
         ({"fp32_gradients": True}, "a choice for precision='bf16'"),

@@ -602,7 +602,7 @@ LABS = (
             clicks("show the answer"), shows(CHECKBOX),
             clicks("next"), sees("2 · "),
             clicks("end"), shows("svg"),
-            links("a[data-cell]", r"/lab/tree/notebooks/\d\d_\w+\.ipynb(#cell-id=.+)?$"),  # what to look at next
+            links("a[data-cell]", r"/lab/tree/notebooks/\d\db?_\w+\.ipynb(#cell-id=.+)?$"),  # what to look at next
             GOES_ON,
             clicks("again"),
             chooses(0, "30"),  # long enough, at level 3, to end with a case of system design
