@@ -29,7 +29,7 @@ import machine
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.search.compared_with_published import (
     Compared,
-    Held,
+    MemoryOfRun,
     compared,
     error_table,
     errors,
@@ -73,7 +73,7 @@ def spearman(one: list[float], other: list[float]) -> float:
     return statistics.correlation(*([sorted(side).index(value) for value in side] for side in (one, other)))
 
 
-def memory(runs: Iterable[Held]) -> dict[str, float]:
+def memory(runs: Iterable[MemoryOfRun]) -> dict[str, float]:
     """Shares of runs of which it is rightly said whether they fit; the ratio of predicted and published bytes."""
     runs = list(runs)
     fits = {ran: [run.fits for run in runs if run.run.ran == ran] for ran in (True, False)}

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.traffic_by_line import ROOTLESS, Row, Span
+from labkit.comm.traffic_by_line import ROOTLESS, LineTraffic, Span
 from labkit.launch.hang_diagnosis import lines, name_ranks
 from labkit.launch.script import ScriptRun, watch_script
 from labkit.plan.breakdown import KINDS
@@ -81,10 +81,10 @@ class ScriptReport:
         return self.run.well
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LineTraffic]:
         """The collectives and messages by line, most bytes first."""
         messages = [
-            Row(verb, "your own", frame, "messages", 2, shares, 0)
+            LineTraffic(verb, "your own", frame, "messages", 2, shares, 0)
             for (verb, frame), shares in self.run.messages.items()
         ]
         return sorted([*self.run.tally.rows(), *messages], key=lambda row: (-row.sent_bytes, -row.calls))

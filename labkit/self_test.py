@@ -30,7 +30,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
 from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import WorkerError
-from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part
+from labkit.launch.verdict import FAILED, PASSED, SKIPPED, CheckResult
 from labkit.launch.zygote import zygote
 from labkit.plan.partition.layout import Layout
 from labkit.probe.memory import MemoryProbe
@@ -83,14 +83,14 @@ class Bench:
         self.cluster = None
 
 
-def examine(make: Callable[..., BareCluster], device: str, n_ranks: int) -> Iterator[Part]:
+def examine(make: Callable[..., BareCluster], device: str, n_ranks: int) -> Iterator[CheckResult]:
     """Try each part on ranks that `make(n_ranks, device=..., ...)` starts, and tell it when it is over."""
     bench, hopeless = Bench(make, device, n_ranks), ""
     try:
         for name, part in PARTS:
             started = time.perf_counter()
             if hopeless:
-                yield Part(name, SKIPPED, hopeless, 0.0)
+                yield CheckResult(name, SKIPPED, hopeless, 0.0)
                 continue
             try:
                 outcome, words = PASSED, part(bench)
@@ -100,7 +100,7 @@ def examine(make: Callable[..., BareCluster], device: str, n_ranks: int) -> Iter
                 outcome, words = FAILED, _words(error)
                 bench.close()  # the next part begins with fresh ranks
                 hopeless = "the ranks do not start" if isinstance(error, NoRanks) else ""
-            yield Part(name, outcome, words, round(time.perf_counter() - started, 2))
+            yield CheckResult(name, outcome, words, round(time.perf_counter() - started, 2))
     finally:
         bench.close()
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from labkit.course.machine.doctor import Finding, MachineReport, gpu_findings
 from labkit.launch.gpu_facts import Gpu, GpuFacts
-from labkit.launch.verdict import Part, Verdict
+from labkit.launch.verdict import CheckResult, Verdict
 
 TABLES = runpy.run_path(str(Path(__file__).resolve().parents[1] / "benchmarks/tables.py"))
 H100, V100 = Gpu("NVIDIA H100", (9, 0)), Gpu("Tesla V100", (7, 0))
 PARTS = (
-    Part("verbs", "passed", "fine", 1.0),
-    Part("hang", "failed", "rank 0 | rank 1", 1.0),
-    Part("mesh", "skipped", "one GPU", 0.0),
+    CheckResult("verbs", "passed", "fine", 1.0),
+    CheckResult("hang", "failed", "rank 0 | rank 1", 1.0),
+    CheckResult("mesh", "skipped", "one GPU", 0.0),
 )
 
 

@@ -29,7 +29,7 @@ from labkit.launch.gpu_facts import Gpu, GpuFacts
 from labkit.launch.hang_diagnosis import Autopsy
 from labkit.launch.progress import Bar
 from labkit.launch.reply import Failure
-from labkit.launch.verdict import Part, Verdict
+from labkit.launch.verdict import CheckResult, Verdict
 from tests.typed import typed
 from tests.waiting import LONG_S, until
 
@@ -115,7 +115,7 @@ def test_the_doctor_prints_plain_data_or_a_table(monkeypatch):
 def test_what_a_stranger_sends_has_all_facts_and_each_part(monkeypatch, tmp_path):
     """Would catch `labkit doctor --json`, which a first line asks for, refused or with less than is known."""
     gpus = GpuFacts((Gpu("Tesla T4", (7, 5)),), torch="2.13.0", driver="535.1", messages=("a warning",))
-    part = Part("verbs", "failed", "all_reduce gave rank 0 other numbers than the host", 1.5)
+    part = CheckResult("verbs", "failed", "all_reduce gave rank 0 other numbers than the host", 1.5)
     verdict = Verdict((part,), gpus.as_dict(), "cuda", 1, "box", "2026-01-02", "0.1", "3.11.7")
     monkeypatch.setattr(doctor, "doctor", lambda: MachineReport((Finding("GPUs", 1),), None, gpus, verdict))
     bare, named, debug = typed("doctor", "--json"), typed("doctor", "--json", "-"), typed("doctor", "--json", "--help")

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from labkit.launch.cluster import BareCluster
-from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part
+from labkit.launch.verdict import FAILED, PASSED, SKIPPED, CheckResult
 from labkit.self_test import PARTS, examine
 from tests.cases import cases
 
@@ -94,7 +94,9 @@ def test_ranks_that_cannot_be_stopped_fail(monkeypatch):
     monkeypatch.setattr("labkit.self_test.PATIENCE_S", 2.0)
     told = {part.name: part for part in examine(Deaf, "cpu", 2)}
     assert told["stop"].outcome == FAILED
-    assert told["next generation"] == Part("next generation", SKIPPED, "nothing was stopped", pytest.approx(0, abs=1))
+    assert told["next generation"] == CheckResult(
+        "next generation", SKIPPED, "nothing was stopped", pytest.approx(0, abs=1)
+    )
     assert told["two on one GPU"].outcome == PASSED, "the next part has fresh ranks"
 
 

@@ -72,13 +72,13 @@ def nodes_of(group: Group) -> list[list[int]]:
 def part(group: Group, members: Sequence[int]) -> Group:
     """Some members of a group as a group of their own, for messages between them: no new connections."""
     ranks = tuple(group.ranks[member] for member in members)
-    wire = Part(group.wire, tuple(members))
+    wire = SubWire(group.wire, tuple(members))
     view = Group(group.axis, ranks, list(members).index(group.rank), wire, group.algorithms, group.ledger, group.device)
     view.counted = group.counted
     return view
 
 
-class Part:
+class SubWire:
     """The wire of a group for some of its members, who are numbered anew from 0."""
 
     def __init__(self, wire: Any, members: tuple[int, ...]):

@@ -60,7 +60,7 @@ class Span(NamedTuple):
     most: float
 
 
-class Row(NamedTuple):
+class LineTraffic(NamedTuple):
     """One collective at one line, of groups of `n_ranks`. `shares` has every rank of which records have come, also one
     that never calls it."""
 
@@ -172,14 +172,14 @@ class Tally:
             if not record.p2p:
                 self._count(dump, record)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LineTraffic]:
         """A row for each collective at each line, most bytes first."""
         parts = {rank: self._share(rank) for rank in sorted(self.called)}
-        rows = list[Row]()
+        rows = list[LineTraffic]()
         for key, seen in self._rows.items():
             shares = dict.fromkeys(parts, Share(0.0, 0.0))
             shares |= {rank: Share(calls / parts[rank], sent / parts[rank]) for rank, (calls, sent) in seen.items()}
-            rows.append(Row(*key, shares, self._largest[key]))
+            rows.append(LineTraffic(*key, shares, self._largest[key]))
         return sorted(rows, key=lambda row: (-row.sent_bytes, -row.calls))
 
     @property

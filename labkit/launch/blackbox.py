@@ -62,7 +62,7 @@ class Entry(NamedTuple):
         return f"{self.verb} {'from' if self.verb == 'recv' else 'to'} rank {self.peer}"
 
 
-class State(NamedTuple):
+class Reading(NamedTuple):
     """One reading of a rank's page. Times are `time.monotonic` seconds, one clock for the whole machine."""
 
     call_id: int
@@ -99,7 +99,7 @@ class BlackBox:
             os.close(fd)
         self.n_ranks = n_ranks
 
-    def read(self, rank: int) -> State:
+    def read(self, rank: int) -> Reading:
         """The state that `rank` last wrote. A torn read (the rank writes at this moment) shows as "not waiting"."""
         at = rank * PAGE
         call_id, done, depth, entered, progress, total, _ = _HEAD.unpack_from(self.memory, at)
@@ -109,7 +109,7 @@ class BlackBox:
             packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _MEMORY_AT - _CALL_AT)]
             if packed and zlib.crc32(packed) == checksum:  # marshal must not see half a call; crc32 of nothing is 0
                 entry = Entry(*marshal.loads(packed))
-        return State(call_id, done, entered, progress, total, entry)
+        return Reading(call_id, done, entered, progress, total, entry)
 
     def held(self, rank: int) -> tuple[int, int]:
         """Live bytes of `rank` when it last entered or left a verb or ended a call, and its cap; (0, 0) without one."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.launch.blackbox import BlackBox, Position, State
+from labkit.launch.blackbox import BlackBox, Position, Reading
 
 FEW = 3
 """From so many ranks on, those that stand at the same place share a line."""
@@ -157,7 +157,7 @@ def observe(
     return Whereabouts(rank, "running", seconds=max(0.0, now - read.entered), **at)
 
 
-def _in_verb(box: BlackBox, rank: int, read: State, position: Position | None, now: float) -> Whereabouts:
+def _in_verb(box: BlackBox, rank: int, read: Reading, position: Position | None, now: float) -> Whereabouts:
     entry = read.entry
     assert entry is not None
     if entry.peer is not None:

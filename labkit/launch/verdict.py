@@ -43,7 +43,7 @@ MOST_RANKS = 8
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
-class Part(NamedTuple):
+class CheckResult(NamedTuple):
     """One thing that a self-test has tried: its `outcome` is "passed", "failed" or "skipped"."""
 
     name: str
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 class Verdict:
     """What a self-test has found on `machine`, on the day `date`, and the facts (as plain data) under which it did."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CheckResult, ...]
     facts: dict[str, Any]
     device: str
     n_ranks: int
@@ -88,7 +88,7 @@ class Verdict:
     def from_dict(cls, data: dict[str, Any]) -> Verdict:
         """From what `as_dict` gave. KeyError or TypeError for other data."""
         fields = {name: data[name] for name in cls.__dataclass_fields__}
-        return cls(**{**fields, "parts": tuple(Part(**part) for part in data["parts"])})
+        return cls(**{**fields, "parts": tuple(CheckResult(**part) for part in data["parts"])})
 
 
 def doubt(verdict: Verdict | None, n_gpus: int) -> str:
@@ -200,21 +200,21 @@ def _lines(answers: IO[bytes], longest_s: float) -> Iterator[Any]:
         text += data
 
 
-def _parts(lines: Iterator[Any], longest_s: float, end: Any) -> tuple[Part, ...]:
+def _parts(lines: Iterator[Any], longest_s: float, end: Any) -> tuple[CheckResult, ...]:
     names = next(lines, None)
     if names is None:
-        return (Part("start", FAILED, f"the self-test did not begin: {end()}", 0.0),)
-    parts, late = list[Part](), False
+        return (CheckResult("start", FAILED, f"the self-test did not begin: {end()}", 0.0),)
+    parts, late = list[CheckResult](), False
     began = time.monotonic()
     for line in lines:
         late = line is None
         if not late:
-            parts.append(Part(*line))
+            parts.append(CheckResult(*line))
             began = time.monotonic()
     if len(parts) < len(names):
         words = f"not over when {longest_s:g} s had passed" if late else end()
-        parts.append(Part(names[len(parts)], FAILED, words, round(time.monotonic() - began, 2)))
-    parts += [Part(name, FAILED, "not begun", 0.0) for name in names[len(parts) :]]
+        parts.append(CheckResult(names[len(parts)], FAILED, words, round(time.monotonic() - began, 2)))
+    parts += [CheckResult(name, FAILED, "not begun", 0.0) for name in names[len(parts) :]]
     return tuple(parts)
 
 

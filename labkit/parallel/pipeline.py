@@ -57,7 +57,7 @@ class Sync(Protocol):
         """The gradients that this rank owns after `finish`; asked for if the stage has copies on other ranks."""
 
 
-class Held(NamedTuple):
+class MicroBatchState(NamedTuple):
     """The tensors that one micro-batch leaves in a stage between forward and backward."""
 
     x: Tensor
@@ -136,7 +136,7 @@ class Pipeline:
         ValueError for a wrong number of micro-batches, an output that is not one floating tensor, a loss that is not
         one number."""
         shares, earlier = self._checked(inputs, targets, loss_weights, beside), self._set_aside()
-        step = Step(self, inputs, targets, shares, beside)
+        step = PipelineStep(self, inputs, targets, shares, beside)
         self.spans, self.begin = step.spans, step.begin
         for action in self.program:
             step.run(action)
@@ -198,7 +198,7 @@ class Pipeline:
         return [self.times * count / sum(counts) for count in counts]
 
 
-class Step:
+class PipelineStep:
     """One step of a pipeline on its rank: what lives from its first action to its last.
 
     held      by (stage, micro-batch): what forward has left for backward
@@ -213,7 +213,7 @@ class Step:
         """Post the receives of the whole step; the other arguments as in `Pipeline.step`, `shares` of the mean loss."""
         self.pipeline, self.inputs, self.targets = pipeline, inputs, targets
         self.shares, self.beside = shares, beside
-        self.held: dict[tuple[int, int], Held] = {}
+        self.held: dict[tuple[int, int], MicroBatchState] = {}
         self.weights: dict[tuple[int, int], Callable[[], None]] = {}
         self.loss: Tensor | None = None
         self.messages = StageMessages(pipeline.schedule, pipeline.group)
@@ -251,7 +251,7 @@ class Step:
             self.loss = y.detach() if self.loss is None else self.loss + y.detach()
         # the edge and not y: y's memory is freed when it has been sent, and backward needs only where it left the graph
         edge = get_gradient_edge(y) if y.requires_grad else None
-        self.held[action.stage, action.micro] = Held(x, edge, torch.ones_like(y) if ends else None)
+        self.held[action.stage, action.micro] = MicroBatchState(x, edge, torch.ones_like(y) if ends else None)
         return y
 
     def _backward(self, action: Action, received: Tensor | None) -> Tensor | None:

@@ -48,11 +48,11 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
 from labkit.parallel.checkpoints import Parts, named_pieces, of_all_ranks, whole_shape
 from labkit.plan.contracts import cut_of
-from labkit.plan.pocket.resharding import Block, Move, Place, buffer_bytes, moves, rounds, sent_bytes, wholes
+from labkit.plan.pocket.resharding import Block, Move, Placement, buffer_bytes, moves, rounds, sent_bytes, wholes
 from labkit.plan.words import dtype_name
 
 BUCKET_BYTES = 25 * 2**20
-Held = dict[Place, Tensor]
+Held = dict[Placement, Tensor]
 """Places of one rank, each with its elements: flat windows [numel], which share memory with what they look into."""
 
 
@@ -63,7 +63,7 @@ def offered(parts: Parts, mesh: Mesh, world: Group) -> Held:
     held = Held()
     for name, piece in named_pieces(parts):
         where = (whole_shape(piece, mesh), piece.cut, mesh.tp.rank, mesh.tp.size, piece.start, piece.value.numel())
-        held[Place(world.rank, name, *where, dtype_name(piece.value.dtype))] = piece.value
+        held[Placement(world.rank, name, *where, dtype_name(piece.value.dtype))] = piece.value
     return held
 
 
@@ -81,7 +81,7 @@ def wanted(model: nn.Module, mesh: Mesh, world: Group, names: Mapping[str, str] 
             shape[cut] *= mesh.tp.size
         name = own if names is None else names[own]
         where = (tuple(shape), cut, mesh.tp.rank, mesh.tp.size, 0, p.numel())
-        held[Place(world.rank, name, *where, dtype_name(p.dtype))] = p.detach().view(-1)
+        held[Placement(world.rank, name, *where, dtype_name(p.dtype))] = p.detach().view(-1)
     return held
 
 
@@ -107,7 +107,7 @@ class Handover:
     gathers: tuple[Move, ...]
 
     @property
-    def whole(self) -> tuple[Place, ...]:
+    def whole(self) -> tuple[Placement, ...]:
         """Each parameter, whole, on the first rank."""
         return tuple({move.target: None for move in self.gathers})
 
@@ -145,7 +145,9 @@ def meet(world: Group, offered: Held, wanted: Held) -> Handover:
     return between(world, has, wants, offered, wanted)
 
 
-def between(world: Group, has: Sequence[Place], wants: Sequence[Place], offered: Held, wanted: Held) -> Handover:
+def between(
+    world: Group, has: Sequence[Placement], wants: Sequence[Placement], offered: Held, wanted: Held
+) -> Handover:
     """The same if all ranks' places are known already, as in a rehearsal. Every rank of the world calls it; sends
     nothing. ValueError as `meet`."""
     if not has or not wants:
@@ -211,7 +213,7 @@ def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:
         window(move.target, rooms[move.target], move.block).copy_(part)
 
 
-def window(place: Place, flat: Tensor, block: Block) -> Tensor:
+def window(place: Placement, flat: Tensor, block: Block) -> Tensor:
     """A block of a place's elements as a matrix that shares memory with them.   [numel] -> [rows, columns]"""
     begin, width = place.offset(block)
     size = (block.bottom - block.top, block.right - block.left)
@@ -226,11 +228,11 @@ def _parts(side: Iterable[Iterable[Move]], x: Tensor) -> Iterable[tuple[Move, Te
         begin += block.numel
 
 
-def _empty(place: Place, world: Group) -> Tensor:
+def _empty(place: Placement, world: Group) -> Tensor:
     return torch.empty(place.numel, dtype=getattr(torch, place.dtype), device=world.device)
 
 
-def _place(fields: list[object]) -> Place:
+def _place(fields: list[object]) -> Placement:
     """A place from plain data, which knows no tuples."""
     rank, name, shape, *rest = fields
-    return Place(rank, name, tuple(shape), *rest)  # type: ignore[arg-type]
+    return Placement(rank, name, tuple(shape), *rest)  # type: ignore[arg-type]

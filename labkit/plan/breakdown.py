@@ -102,12 +102,12 @@ class Breakdown:
 
         A bare number is held against the total. Raises ValueError if the two have different units."""
         if isinstance(measured, int | float):
-            return Comparison((Row("total", self.total, measured),), self.unit)
+            return Comparison((ComparedItem("total", self.total, measured),), self.unit)
         unit = measured.unit if isinstance(measured, Breakdown) else self.unit
         if self.unit and unit and self.unit != unit:
             raise ValueError(f"the prediction is in {self.unit}, the measurement in {unit}: they cannot be compared")
         predicted, seen = dict(self), dict(measured)
-        rows = [Row(name, predicted.get(name, 0), seen.get(name, 0)) for name in {**predicted, **seen}]
+        rows = [ComparedItem(name, predicted.get(name, 0), seen.get(name, 0)) for name in {**predicted, **seen}]
         return Comparison(
             tuple(rows), self.unit or unit, measured.origin if isinstance(measured, Breakdown) else MEASURED
         )
@@ -122,7 +122,7 @@ class Breakdown:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedItem:
     """One name of a comparison, predicted beside measured."""
 
     name: str
@@ -143,23 +143,23 @@ class Row:
 class Comparison:
     """A prediction beside its measurement, or its rehearsal (`origin`): `rows` name by name, and their `total`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedItem, ...]
     unit: str = "B"
     origin: str = MEASURED
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> ComparedItem:
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(f"no row {name!r}; there are {[row.name for row in self.rows]}")
 
     @property
-    def total(self) -> Row:
+    def total(self) -> ComparedItem:
         """The two sums."""
-        return Row("total", sum(row.predicted for row in self.rows), sum(row.measured for row in self.rows))
+        return ComparedItem("total", sum(row.predicted for row in self.rows), sum(row.measured for row in self.rows))
 
     @property
-    def worst(self) -> Row:
+    def worst(self) -> ComparedItem:
         """The row whose difference is largest in units, not in percent: that is the one that explains the total."""
         return max(self.rows, key=lambda row: abs(row.predicted - row.measured), default=self.total)
 

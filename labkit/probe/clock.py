@@ -44,7 +44,7 @@ from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.probe.own_calls import OwnCalls
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
-from labkit.probe.rows import Row, Span
+from labkit.probe.rows import RankTimeline, Span
 from labkit.probe.verb_listener import VerbListener
 from labkit.probe.watched import WatchedModule
 
@@ -68,7 +68,7 @@ class Clock:
         self._ledger = Ledger() if group is None else group.ledger
         self._cuda = group is not None and group.device.startswith("cuda")
         self._watched: list[WatchedModule] = []
-        self._row: Row | None = None
+        self._row: RankTimeline | None = None
         self._listener: VerbListener | None = None
 
     def __enter__(self) -> Clock:
@@ -163,7 +163,7 @@ class Clock:
         """The time on this rank's clock at which the device reached an event. Events know only their distances."""
         return self._begin + self._zero.elapsed_time(event) / 1e3
 
-    def _read(self, listener: VerbListener) -> Row:
+    def _read(self, listener: VerbListener) -> RankTimeline:
         end, ledger, group = time.perf_counter(), self._ledger, self.group
         if ledger.transfers is not listener.transfers:
             raise ValueError("the ledger was cleared while the clock ran, and its transfers are lost: clear it before")
@@ -177,7 +177,7 @@ class Clock:
             if stop.query()
         ]
         sent = Counter(transfer.to for transfer in ledger.transfers[: listener.first] if transfer.to is not None)
-        return Row(
+        return RankTimeline(
             rank=0 if group is None else group.ranks[group.rank],
             begin=self._begin,
             end=end,

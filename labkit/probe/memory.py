@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from labkit.comm.private import private
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.probe.owners import ACTIVATIONS, OTHER, Owners, Saved, held_bytes, walk, would_have_been
-from labkit.probe.storages import Held, Moment, Storages, breakdown
+from labkit.probe.storages import LiveStorage, Moment, Storages, breakdown
 from labkit.probe.tracker import (
     ModuleTracker,
     Operators,
@@ -236,7 +236,7 @@ class MemoryProbe:
     def _resized(self, storage: torch.UntypedStorage) -> None:
         self._storages.resized(storage, self._modules.here())
 
-    def _refusal(self, wanted: Held) -> VirtualOutOfMemory:
+    def _refusal(self, wanted: LiveStorage) -> VirtualOutOfMemory:
         assert self.cap_bytes is not None
         return refusal(wanted, self._storages.by_kind(), list(map(holder, self._storages.largest(5))), self.cap_bytes)
 
@@ -295,13 +295,13 @@ class VirtualOutOfMemory(torch.OutOfMemoryError):
     cap_bytes: int
 
 
-def holder(held: Held) -> Holder:
+def holder(held: LiveStorage) -> Holder:
     """A storage as a Holder, for people to read."""
     looks = (tuple(held.shape), str(held.dtype).removeprefix("torch."))
     return Holder(KINDS[held.kind], held.n_bytes, held.name, held.op, *held.where, *looks)
 
 
-def refusal(wanted: Held, held: Breakdown, largest: Sequence[Holder], cap_bytes: int) -> VirtualOutOfMemory:
+def refusal(wanted: LiveStorage, held: Breakdown, largest: Sequence[Holder], cap_bytes: int) -> VirtualOutOfMemory:
     """The error for `wanted`, which does not fit under `cap_bytes` beside what is held."""
     room = cap_bytes - int(held.total)
     free = f"{room:,} are free" if room >= 0 else f"{-room:,} more are held already"

@@ -39,7 +39,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.plan.breakdown import KINDS
 from labkit.plan.contracts import HasMasters
-from labkit.probe.storages import Held, Storages
+from labkit.probe.storages import LiveStorage, Storages
 from labkit.probe.tracker import FakeTensor, ModuleTracker, Operators, current_node, tensors_in
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = range(len(KINDS))
@@ -221,7 +221,7 @@ class Owners:
             self._arrives(name, parameter.grad)
 
 
-def would_have_been(wanted: Held) -> int:
+def would_have_been(wanted: LiveStorage) -> int:
     """The kind that a refused storage would have got later: optimizer, gradients, or the kind that it was born with."""
     phase = wanted.where[0]
     if phase == "step" and wanted.op.startswith(("zeros", "empty", "full")):

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from labkit.probe import trace
 from labkit.probe.intervals import common, seconds
-from labkit.probe.rows import Message, Parts, Row, messages, parts
+from labkit.probe.rows import Message, Parts, RankTimeline, messages, parts
 
 
 class Shares(NamedTuple):
@@ -44,9 +44,9 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """A `Row` for each rank, by rank. `merged`: their times are on one axis that begins at 0, else on a rank's own."""
+    """A `RankTimeline` for each rank, by rank. `merged`: all times are on one axis from 0, else on a rank's own."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RankTimeline, ...]
     merged: bool = False
 
     @classmethod

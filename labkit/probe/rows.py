@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     number: int = -1
 
 
-class Row(NamedTuple):
+class RankTimeline(NamedTuple):
     """One rank between `begin` and `end`: its spans, the verbs it was in and what it sent, in seconds.
 
     Its clock was `offset_s` ahead of that of rank `reference`, with an error of at most `error_s`. `earlier` has (peer,
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     unseen: tuple[int, ...] = ()
     queued: bool = False
 
-    def shifted(self, by: float) -> Row:
+    def shifted(self, by: float) -> RankTimeline:
         """The same row with `by` seconds added to every time."""
         return self._replace(
             begin=self.begin + by,
@@ -126,7 +126,7 @@ class Parts(NamedTuple):
 # -- who met whom ------------------------------------------------------------------------------------------------------
 
 
-def messages(rows: Sequence[Row]) -> list[Message]:
+def messages(rows: Sequence[RankTimeline]) -> list[Message]:
     """Every message of which the recording has both ends. Sends and receives of one sender, receiver, axis and tag are
     paired in order.
 
@@ -168,7 +168,7 @@ def messages(rows: Sequence[Row]) -> list[Message]:
     return paired
 
 
-def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
+def parts(rows: Sequence[RankTimeline], met: Sequence[Message]) -> dict[int, Parts]:
     """rank -> compute, exposed, bubble and wire, as the head of this file defines them. `met` are `messages(rows)`."""
     window = min(row.begin for row in rows), max(row.end for row in rows)
     sent = {(message.source, message.number): message for message in met}
@@ -204,7 +204,7 @@ def parts(rows: Sequence[Row], met: Sequence[Message]) -> dict[int, Parts]:
     return by_rank
 
 
-def _calls(row: Row) -> Iterator[tuple[Entry, float]]:
+def _calls(row: RankTimeline) -> Iterator[tuple[Entry, float]]:
     """The first entry of each call, in order, and when its last one ended."""
     ends = {entry.call: entry.t1 for entry in row.entries}
     seen: set[int] = set()
@@ -214,7 +214,7 @@ def _calls(row: Row) -> Iterator[tuple[Entry, float]]:
             yield entry, ends[entry.call]
 
 
-def _last_to_come(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
+def _last_to_come(rows: Sequence[RankTimeline]) -> dict[tuple[int, int], float]:
     """(rank, call) of each collective -> when the last of its members called it."""
     met: dict[tuple[object, ...], list[tuple[int, int, float]]] = defaultdict(list)
     for row in rows:
@@ -227,7 +227,7 @@ def _last_to_come(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
     return {(rank, call): max(t0 for _, _, t0 in members) for members in met.values() for rank, call, _ in members}
 
 
-def _sends_by_end(row: Row) -> dict[tuple[object, ...], list[tuple[float, int]]]:
+def _sends_by_end(row: RankTimeline) -> dict[tuple[object, ...], list[tuple[float, int]]]:
     sends: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
     for number, transfer in enumerate(row.transfers):
         if transfer.verb == "send":

@@ -43,7 +43,7 @@ FOLD_AFTER = 1 << 15
 KEPT_MOMENTS = 1 << 12
 
 
-class Held:
+class LiveStorage:
     """One storage that is alive: its true size, its kind (an index into KINDS), and what made it and where.
 
     `certainty` orders what is known of its kind: 0 guessed at birth, higher for what it was found to be (owners.py)."""
@@ -82,7 +82,7 @@ class Moment(NamedTuple):
         return sum(self.bytes)
 
 
-Event = tuple[float, Held, int, Where | None]
+Event = tuple[float, LiveStorage, int, Where | None]
 
 
 class History:
@@ -94,7 +94,7 @@ class History:
         self.total = 0
         self._past = _Replay()
 
-    def add(self, t: float, held: Held, change: int, where: Where | None) -> None:
+    def add(self, t: float, held: LiveStorage, change: int, where: Where | None) -> None:
         """Record that a storage was born, died or changed its size."""
         self.total += change
         self.log.append((t, held, change, where))
@@ -109,7 +109,7 @@ class History:
         self._past.thin()
         self.log = []
 
-    def rename(self, held: Held, kind: int) -> None:
+    def rename(self, held: LiveStorage, kind: int) -> None:
         """Change a storage's kind, also for all the time that it has been alive."""
         self._past.bytes[held.kind] -= held.folded
         self._past.bytes[kind] += held.folded
@@ -179,10 +179,10 @@ WAITS_S = (0, 0.0001, 0.001, 0.01, 0.03)
 
 
 class _Death(weakref.ref):
-    """A weak reference to a storage that also remembers its address and its `Held`: both are needed after its death."""
+    """A weak reference to a storage with its address and its `LiveStorage`, which are both needed after its death."""
 
     __slots__ = ("held", "key")
-    held: Held
+    held: LiveStorage
     key: int
 
 
@@ -193,13 +193,13 @@ class Storages:
         """Count storages on this type of device ("cpu", "cuda"), or on all."""
         self.device, self.cap_bytes = device, cap_bytes
         self.history = History()
-        self.live: dict[int, Held] = {}
+        self.live: dict[int, LiveStorage] = {}
         self.fake_mode: Any = None
         self.began = time.perf_counter()
         self._deaths: deque[tuple[_Death, float]] = deque()
         self._lock = threading.RLock()
 
-    def born(self, tensor: Tensor, kind: int, op: str, where: Where) -> Held | None:
+    def born(self, tensor: Tensor, kind: int, op: str, where: Where) -> LiveStorage | None:
         """Count a tensor that an operator gave back. Returns what does not fit under the cap, None if it fits."""
         for part, storage in self._parts(tensor):
             key, n_bytes = storage_key(storage), storage.nbytes()
@@ -213,7 +213,7 @@ class Storages:
                 more_bytes = n_bytes - old.n_bytes if old else n_bytes
                 if not more_bytes:
                     continue
-                wanted = Held(part, more_bytes, kind, 0, op, where, "")
+                wanted = LiveStorage(part, more_bytes, kind, 0, op, where, "")
                 if self.cap_bytes is not None and not self.fits(more_bytes):
                     return wanted
                 if old:
@@ -257,7 +257,7 @@ class Storages:
                 self.record_deaths()
                 held = self.live.get(storage_key(storage))
                 if held is None:
-                    held = Held(part, storage.nbytes(), kind, certainty, "", ("", ""), name)
+                    held = LiveStorage(part, storage.nbytes(), kind, certainty, "", ("", ""), name)
                     self._admit(storage_key(storage), storage, held, held.where)
                 elif certainty >= held.certainty:
                     held.name = name if certainty > held.certainty or not held.name else held.name
@@ -265,7 +265,7 @@ class Storages:
                     if kind != held.kind:
                         self.history.rename(held, kind)
 
-    def known(self, tensor: Tensor) -> Held | None:
+    def known(self, tensor: Tensor) -> LiveStorage | None:
         """The record of a tensor's first storage."""
         self.record_deaths()
         return next((self.live.get(storage_key(storage)) for _, storage in self._parts(tensor)), None)
@@ -280,7 +280,7 @@ class Storages:
                 held.n_bytes += change
                 self.history.add(self.now(), held, change, where if change > 0 else None)
 
-    def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> Held | None:
+    def growth(self, storage: torch.UntypedStorage, n_bytes: int, where: Where) -> LiveStorage | None:
         """The record of what a resize of a known storage to `n_bytes` would add, None if that fits under the cap."""
         self.record_deaths()
         held = self.live.get(storage_key(storage))
@@ -318,18 +318,18 @@ class Storages:
             counts[held.kind] += held.n_bytes
         return breakdown(counts)
 
-    def largest(self, n: int) -> list[Held]:
+    def largest(self, n: int) -> list[LiveStorage]:
         """The n storages that hold the most, largest first."""
         self.record_deaths()
         return sorted(self.live.values(), key=lambda held: -held.n_bytes)[:n]
 
-    def _admit(self, key: int, storage: torch.UntypedStorage, held: Held, where: Where) -> None:
+    def _admit(self, key: int, storage: torch.UntypedStorage, held: LiveStorage, where: Where) -> None:
         ref = _Death(storage, self._died)
         ref.key, ref.held, held.ref = key, held, ref
         self.live[key] = held
         self.history.add(time.perf_counter() - self.began, held, held.n_bytes, where)
 
-    def _bury(self, key: int, held: Held, t: float) -> None:
+    def _bury(self, key: int, held: LiveStorage, t: float) -> None:
         if held.ref is not None:
             if self.live.get(key) is held:
                 del self.live[key]

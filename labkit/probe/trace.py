@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.probe.rows import Message, Parts, Row
+from labkit.probe.rows import Message, Parts, RankTimeline
 
 LANES = ("spans", "compute", "waiting", "communication", "receiving", "device")
 """The kinds of lanes of a rank, from the top; the k-th lane of the i-th kind is thread 1000 i + k."""
@@ -38,7 +38,9 @@ class Slice(NamedTuple):
     key: tuple[str, int] | None = None
 
 
-def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[Message]) -> list[dict[str, Any]]:
+def trace_events(
+    rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[Message]
+) -> list[dict[str, Any]]:
     """The events of a trace, names first, then bars and arrows in the order of time. The first rank's begin is 0."""
     origin = min(row.begin for row in rows)
     names: list[dict[str, Any]] = []
@@ -62,7 +64,7 @@ def trace_events(rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[
     return [*names, *sorted(bars, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
 
 
-def write(path: str | Path, rows: Sequence[Row], parts: Mapping[int, Parts], met: Sequence[Message]) -> Path:
+def write(path: str | Path, rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[Message]) -> Path:
     """Write the trace to `path` and return it. OSError if that cannot be written."""
     path = Path(path)
     offsets = {f"rank {row.rank}": f"{row.offset_s:+.6f} s, give or take {row.error_s:.6f} s" for row in rows}
@@ -95,7 +97,7 @@ def write_spans(path: str | Path, spans: Mapping[int, Sequence[tuple[str, int, i
     return path
 
 
-def _slices(kind: str, row: Row, parts: Parts, leaves: Mapping[int, float], origin: float) -> Iterator[Slice]:
+def _slices(kind: str, row: RankTimeline, parts: Parts, leaves: Mapping[int, float], origin: float) -> Iterator[Slice]:
     def bar(t0: float, t1: float, name: str, key: tuple[str, int] | None = None, **args: Any) -> Slice:
         a, b = max(0, round((t0 - origin) * 1e9)), max(0, round((t1 - origin) * 1e9))
         return Slice(a, max(a, b), name, args, key)

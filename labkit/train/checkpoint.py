@@ -90,7 +90,7 @@ class Run:
         return x
 
 
-class Place:
+class Placeholder:
     """A place-holder that autograd holds instead of a saved tensor. It has the tensor's shape and dtype, and between
     recomputation and use also its value."""
 
@@ -128,15 +128,15 @@ class Region:
         anchor = torch.empty(0, requires_grad=True)  # else there would be no node for inputs that need no gradient
         self.inputs = Inputs.apply(anchor, *tensors)  # the tensor, not its node: on torch 2.11 it alone keeps that
         self.surroundings = Surroundings(tensors)
-        self.places: list[weakref.ref[Place]] = []  # weak: a place that autograd has freed need not be filled
+        self.places: list[weakref.ref[Placeholder]] = []  # weak: a place that autograd has freed need not be filled
 
-    def pack(self, x: Tensor) -> Place:
+    def pack(self, x: Tensor) -> Placeholder:
         """Called by autograd for each tensor that it saves in forward."""
-        place = Place(x)
+        place = Placeholder(x)
         self.places.append(weakref.ref(place))
         return place
 
-    def unpack(self, place: Place) -> Tensor:
+    def unpack(self, place: Placeholder) -> Tensor:
         """Called by autograd when backward needs the tensor: run again if the place is empty, then empty it.
 
         A second backward through a retained graph finds its places empty and fills them again; those that a backward

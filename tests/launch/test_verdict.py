@@ -16,7 +16,7 @@ from labkit.launch import verdict as module
 from labkit.launch.ask_gpus import facts_here
 from labkit.launch.device_choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts
-from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept_verdict, prove, proved
+from labkit.launch.verdict import FAILED, PASSED, SKIPPED, CheckResult, Verdict, keep, kept_verdict, prove, proved
 from labkit.plan.machine.topology import Links
 from tests.cases import cases
 from tests.waiting import until
@@ -27,7 +27,7 @@ FACTS = GpuFacts((H100,) * 4, torch="2.13.0+cu130", cuda="13.0", driver="580.65.
 
 def found(*outcomes, facts=FACTS, labkit=None):
     """A verdict with such outcomes."""
-    parts = tuple(Part(f"part {i}", outcome, f"words {i}", 0.5) for i, outcome in enumerate(outcomes))
+    parts = tuple(CheckResult(f"part {i}", outcome, f"words {i}", 0.5) for i, outcome in enumerate(outcomes))
     version = module.metadata.version("labkit") if labkit is None else labkit
     return Verdict(parts, facts.as_dict(), "cuda", 4, "box", "2026-01-02", version, "3.11.7")
 

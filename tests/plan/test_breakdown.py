@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.plan.breakdown import KINDS, Breakdown, Comparison, Item, Row
+from labkit.plan.breakdown import KINDS, Breakdown, ComparedItem, Comparison, Item
 
 NUMBERS = st.integers(0, 1 << 50)
 
@@ -43,7 +43,7 @@ def test_a_comparison_adds_up_to_both_totals(predicted, measured):
 )
 def test_how_far_a_prediction_is_off_is_a_share_of_the_measurement(predicted, measured, apart):
     """Would catch a share of the prediction, a lost sign, and a division by a measurement of nothing."""
-    assert Row("x", predicted, measured).apart == pytest.approx(apart)
+    assert ComparedItem("x", predicted, measured).apart == pytest.approx(apart)
 
 
 def test_what_cannot_be_added_is_refused_with_its_names():
@@ -81,7 +81,7 @@ def test_a_printed_breakdown_holds_every_number_its_formula_and_its_source():
 def test_a_bare_number_is_held_against_the_total():
     """Would catch a measured total that is compared with the first item."""
     both = Breakdown([Item("m", 4), Item("v", 4)]).against(10)
-    assert both.total == Row("total", 8, 10)
+    assert both.total == ComparedItem("total", 8, 10)
     assert both.total.apart == pytest.approx(-0.2)
 
 

@@ -9,7 +9,7 @@ import pytest
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.search.compared_with_published import Held, held, memory_table, within
+from labkit.plan.search.compared_with_published import MemoryOfRun, held, memory_table, within
 from labkit.plan.search.nanotron import AGAIN, KEPT, RESERVED, front_loaded, likely, settings
 from labkit.plan.search.published import published_runs
 from tests.cases import cases
@@ -76,10 +76,10 @@ def test_the_table_tells_what_is_near_and_what_fits():
     crashed = next(run for run in runs if not run.ran)
     room = ran.hardware.memory_bytes.value
     some = [
-        Held(ran._replace(n_bytes=100.0), 95, (95, 100)),
-        Held(ran._replace(n_bytes=100.0), 50, (50, 102)),
-        Held(crashed, int(2 * room), (int(2 * room),)),
-        Held(crashed, 1, (1,)),
+        MemoryOfRun(ran._replace(n_bytes=100.0), 95, (95, 100)),
+        MemoryOfRun(ran._replace(n_bytes=100.0), 50, (50, 102)),
+        MemoryOfRun(crashed, int(2 * room), (int(2 * room),)),
+        MemoryOfRun(crashed, 1, (1,)),
     ]
     words = memory_table(some)
     row = next(line for line in words.splitlines() if "no pipeline" in line)

@@ -10,7 +10,7 @@ import torch
 
 from labkit.plan.pocket.resharding import (
     Block,
-    Place,
+    Placement,
     buffer_bytes,
     matrix,
     moves,
@@ -43,12 +43,12 @@ def layout(shape, rng, first=0, copies=1):
     runs = rng.choice([1, 2, 3])
     places, rank = [], first
     for part in range(of):
-        size = len(elements(Place(0, "w", shape, cut, part, of, 0, 10**6, "float32")))
+        size = len(elements(Placement(0, "w", shape, cut, part, of, 0, 10**6, "float32")))
         ends = [0, *sorted(rng.randint(0, size) for _ in range(runs - 1)), size]
         for begin, end in zip(ends, ends[1:], strict=False):
             for copy in range(copies):
                 at = rank + copy * of * runs
-                places.append(Place(at, "w", shape, cut, part, of, begin, end - begin, "float32"))
+                places.append(Placement(at, "w", shape, cut, part, of, begin, end - begin, "float32"))
             rank += 1
     return places
 
@@ -89,10 +89,10 @@ def test_whole_parameters_and_buckets():
     """Would catch a bucket of two dtypes, one above its size with more than one parameter, a dropped last one, and rows
     that travel in two blocks where they are one."""
     for start, numel, n_blocks in ((0, 30, 1), (6, 18, 1), (6, 20, 2), (5, 19, 2), (5, 20, 3), (7, 4, 1)):
-        assert len(Place(0, "w", (5, 6), None, 0, 1, start, numel, "float32").blocks) == n_blocks
+        assert len(Placement(0, "w", (5, 6), None, 0, 1, start, numel, "float32").blocks) == n_blocks
     sizes = {"a": (2, 5), "b": (3,), "c": (40,), "d": (1,), "e": (2,)}
     dtypes = {"d": "bfloat16"}
-    held = [Place(0, n, s, None, 0, 1, 0, torch.Size(s).numel(), "float32") for n, s in sizes.items()]
+    held = [Placement(0, n, s, None, 0, 1, 0, torch.Size(s).numel(), "float32") for n, s in sizes.items()]
     wanted = [p._replace(rank=rank, dtype=dtypes.get(p.name, "float32")) for rank in (1, 2) for p in held]
     whole = wholes(wanted, 5)
     assert [(place.rank, place.name, place.dtype) for place in whole] == [
@@ -111,7 +111,7 @@ def test_whole_parameters_and_buckets():
 
 def test_what_cannot_be_resharded_is_refused_with_its_numbers():
     """Would catch a trainer of which a rank is missing, and a generator whose ranks want different numbers."""
-    whole = Place(0, "w", (4, 3, 2), None, 0, 1, 0, 24, "float32")
+    whole = Placement(0, "w", (4, 3, 2), None, 0, 1, 0, 24, "float32")
     with pytest.raises(ValueError, match=r"of 24 elements of w \(4, 3, 2\) the trainer's ranks hold 20"):
         moves([whole._replace(numel=20)], [whole])
     with pytest.raises(ValueError, match="w is wanted as bfloat16 and float32"):

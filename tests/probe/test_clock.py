@@ -26,7 +26,7 @@ from labkit.probe import clock as clock_module, own_calls
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.own_calls import OwnCalls
-from labkit.probe.rows import Entry, Row, Span
+from labkit.probe.rows import Entry, RankTimeline, Span
 from labkit.probe.trace import LANES
 from labkit.probe.verb_listener import VerbListener
 from labkit.train.checkpoint import checkpoint
@@ -94,8 +94,8 @@ def test_interval_arithmetic_is_set_arithmetic(left, right):
 def test_waiting_for_a_late_rank_is_a_bubble_and_the_rest_of_the_wait_is_exposed():
     """Would catch waiting for a straggler booked as communication, and a straggler that is told it waited."""
     made = merged(
-        Row(0, 0.0, 10.0, (), (meets(0, 1, 2.0, 8.0, number=0),), (together(2.0, 8.0),)),
-        Row(1, 0.0, 10.0, (), (meets(0, 1, 6.0, 8.0, number=0),), (together(6.0, 8.0),)),
+        RankTimeline(0, 0.0, 10.0, (), (meets(0, 1, 2.0, 8.0, number=0),), (together(2.0, 8.0),)),
+        RankTimeline(1, 0.0, 10.0, (), (meets(0, 1, 6.0, 8.0, number=0),), (together(6.0, 8.0),)),
     )
     first, second = made.parts[0], made.parts[1]
     assert first.compute == ((0, 2), (8, 10))
@@ -114,7 +114,10 @@ def test_an_asynchronous_collective_is_hidden_while_the_rank_computes():
     """Would catch an overlap of the whole transfer, and one that begins before the last rank has come."""
     row = (meets(0, 1, 2.0, 2.0, number=0), meets(0, 1, 7.0, 9.0))
     late = (meets(0, 1, 4.0, 4.0, number=0), meets(0, 1, 9.0, 9.0))
-    made = merged(Row(0, 0.0, 10.0, (), row, (together(2.0, 9.0),)), Row(1, 0.0, 10.0, (), late, (together(4.0, 9.0),)))
+    made = merged(
+        RankTimeline(0, 0.0, 10.0, (), row, (together(2.0, 9.0),)),
+        RankTimeline(1, 0.0, 10.0, (), late, (together(4.0, 9.0),)),
+    )
     assert made.parts[0].wire == ((4, 9),)
     assert (made.wire_s(0), made.hidden_s(0)) == (5, 3)
     assert overlap_share(made, 0) == pytest.approx(3 / 5)
@@ -125,8 +128,8 @@ def test_an_asynchronous_collective_is_hidden_while_the_rank_computes():
 def test_a_receive_waits_first_for_the_sender_and_then_for_the_wire_and_a_send_for_its_receiver():
     """Would catch ends of a message that are swapped."""
     made = merged(
-        Row(0, 0.0, 10.0, (), (receives(0, 1, 6.0, 7.0, verb="send"),), (sends(1, 5.0, 7.001),)),
-        Row(1, 0.0, 10.0, (), (receives(0, 0, 1.0, 7.0),)),
+        RankTimeline(0, 0.0, 10.0, (), (receives(0, 1, 6.0, 7.0, verb="send"),), (sends(1, 5.0, 7.001),)),
+        RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 1.0, 7.0),)),
     )
     assert made.parts[1].bubble == ((1, 5),)
     assert made.parts[1].exposed == made.parts[1].wire == ((5, 7),)
@@ -134,8 +137,8 @@ def test_a_receive_waits_first_for_the_sender_and_then_for_the_wire_and_a_send_f
     assert made.parts[0].wire == ((5, 7),)
     assert made.overlap == pytest.approx(1 / 4)
     late = merged(
-        Row(0, 0.0, 10.0, (), (receives(0, 1, 2.0, 7.0, verb="send"),), (sends(1, 1.0, 7.001),)),
-        Row(1, 0.0, 10.0, (), (receives(0, 0, 6.0, 7.0),)),
+        RankTimeline(0, 0.0, 10.0, (), (receives(0, 1, 2.0, 7.0, verb="send"),), (sends(1, 1.0, 7.001),)),
+        RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 6.0, 7.0),)),
     )
     assert late.parts[0].bubble == ((2, 6),)
     assert late.parts[0].exposed == late.parts[0].wire == late.parts[1].wire == ((6, 7),)
@@ -143,16 +146,22 @@ def test_a_receive_waits_first_for_the_sender_and_then_for_the_wire_and_a_send_f
 
 def test_a_message_in_a_mailbox_is_not_on_the_wire():
     """Would catch a small activation that counts as communication for as long as its receiver computes."""
-    made = merged(Row(0, 0.0, 10.0, (), (), (sends(1, 1.0, 9.0),)), Row(1, 0.0, 10.0, (), (receives(0, 0, 8.0, 8.5),)))
+    made = merged(
+        RankTimeline(0, 0.0, 10.0, (), (), (sends(1, 1.0, 9.0),)),
+        RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 8.0, 8.5),)),
+    )
     assert made.messages[0].moving == (8.0, 8.5)
     assert made.wire_s() == 1
-    early = merged(Row(0, 0.0, 10.0, (), (), (sends(1, 1.0, 2.0),)), Row(1, 0.0, 10.0, (), (receives(0, 0, 8.0, 8.5),)))
+    early = merged(
+        RankTimeline(0, 0.0, 10.0, (), (), (sends(1, 1.0, 2.0),)),
+        RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 8.0, 8.5),)),
+    )
     assert early.messages[0].moving == (1.0, 2.0)  # its sender knew: it was through before anybody waited
 
 
 def test_what_a_rank_lacks_at_the_beginning_and_at_the_end_is_a_bubble():
     """Would catch a rank that goes home early and looks busy for all of its time."""
-    made = merged(Row(0, 0.0, 10.0), Row(1, 2.0, 6.0))
+    made = merged(RankTimeline(0, 0.0, 10.0), RankTimeline(1, 2.0, 6.0))
     assert made.parts[1].bubble == ((0, 2), (6, 10))
     assert made.shares(1) == pytest.approx((0.4, 0, 0.6))
     assert made.bubble == pytest.approx(0.3)
@@ -161,9 +170,9 @@ def test_what_a_rank_lacks_at_the_beginning_and_at_the_end_is_a_bubble():
 
 def test_a_rank_that_is_missing_in_the_recording_is_not_said_to_be_late():
     """Would catch a bubble that is made up."""
-    alone = Recording((Row(0, 0.0, 10.0, (), (meets(0, 1, 2.0, 8.0, number=0),), (together(2.0, 8.0),)),))
+    alone = Recording((RankTimeline(0, 0.0, 10.0, (), (meets(0, 1, 2.0, 8.0, number=0),), (together(2.0, 8.0),)),))
     assert alone.shares() == pytest.approx((0.4, 0.6, 0))
-    receiver = Recording((Row(1, 0.0, 10.0, (), (receives(0, 0, 2.0, 8.0),)),))
+    receiver = Recording((RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 2.0, 8.0),)),))
     assert receiver.shares() == pytest.approx((0.4, 0.6, 0))
 
 
@@ -174,7 +183,7 @@ def test_messages_are_matched_in_order_for_each_tag_and_apart_from_those_of_coll
         receives(0, 0, 1.5, 2.0), receives(1, 0, 4.5, 5.0, tag=7), receives(2, 0, 5.5, 6.0, inside=True),
         receives(3, 0, 8.0, 9.0),
     )  # fmt: skip
-    met = merged(Row(0, 0.0, 9.0, (), (), transfers), Row(1, 0.0, 9.0, (), waits)).messages
+    met = merged(RankTimeline(0, 0.0, 9.0, (), (), transfers), RankTimeline(1, 0.0, 9.0, (), waits)).messages
     assert [(each.number, each.call, each.tag, each.inside) for each in met] == [
         (0, 0, 0, False), (1, 1, 7, False), (2, 2, 0, True), (3, 3, 0, False),
     ]  # fmt: skip
@@ -184,16 +193,16 @@ def test_messages_are_matched_in_order_for_each_tag_and_apart_from_those_of_coll
 def test_a_receive_of_a_message_from_before_the_recording_does_not_shift_the_others():
     """Would catch every later arrow starting one message too late."""
     early, own = receives(0, 0, 0.5, 1.0), receives(1, 0, 5.0, 6.0)
-    sender = Row(0, 0.0, 9.0, (), (), (sends(1, 4.0, 6.0),), earlier=((1, 3, 0),))
-    met = merged(sender, Row(1, 0.0, 9.0, (), (early, own), earlier=((0, 0, 2),))).messages
+    sender = RankTimeline(0, 0.0, 9.0, (), (), (sends(1, 4.0, 6.0),), earlier=((1, 3, 0),))
+    met = merged(sender, RankTimeline(1, 0.0, 9.0, (), (early, own), earlier=((0, 0, 2),))).messages
     assert [(each.number, each.call) for each in met] == [(0, 1)]
 
 
 def test_a_sender_that_was_paused_before_it_wrote_its_send_down_keeps_its_message():
     """Would catch a message that is lost, and all after it shifted, since it was had before it was noted."""
-    sender = Row(0, 0.0, 9.0, (), (), (sends(1, 4.0, 6.0), sends(1, 7.0, 8.0)), earlier=((1, 3, 0),))
+    sender = RankTimeline(0, 0.0, 9.0, (), (), (sends(1, 4.0, 6.0), sends(1, 7.0, 8.0)), earlier=((1, 3, 0),))
     waits = (receives(0, 0, 0.5, 1.0), receives(1, 0, 7.0, 8.0))
-    made = merged(sender, Row(1, 0.0, 9.0, (), waits, earlier=((0, 0, 3),)))
+    made = merged(sender, RankTimeline(1, 0.0, 9.0, (), waits, earlier=((0, 0, 3),)))
     assert [(each.number, each.call, each.t0) for each in made.messages] == [(0, 0, 1.0), (1, 1, 7.0)]
     _, flows = check_trace(clock_module_events(made))
     assert [flow["s"]["ts"] for flow in flows.values()] == [1e6, 7e6]
@@ -202,8 +211,8 @@ def test_a_sender_that_was_paused_before_it_wrote_its_send_down_keeps_its_messag
 def test_no_arrow_is_drawn_from_a_rank_whose_messages_were_taken_in_unseen():
     """Would catch a guess: with a receive that nobody waited for, the order of the others says nothing."""
     rows = (
-        Row(0, 0.0, 9.0, (), (), (sends(1, 1.0, 2.0), sends(1, 3.0, 6.0))),
-        Row(1, 0.0, 9.0, (), (receives(0, 0, 5.0, 6.0),), unseen=(0,)),
+        RankTimeline(0, 0.0, 9.0, (), (), (sends(1, 1.0, 2.0), sends(1, 3.0, 6.0))),
+        RankTimeline(1, 0.0, 9.0, (), (receives(0, 0, 5.0, 6.0),), unseen=(0,)),
     )
     assert merged(*rows).messages == ()
 
@@ -211,7 +220,7 @@ def test_no_arrow_is_drawn_from_a_rank_whose_messages_were_taken_in_unseen():
 def test_groups_of_one_axis_and_one_group_formed_anew_are_kept_apart():
     """Would catch the dp group of ranks 0 and 1 waiting for that of ranks 2 and 3, and call 1 for the later call 1."""
     rows = [
-        Row(rank, 0.0, 9.0, (), (meets(0, 1, t, 5.0, ranks), meets(1, 1, 6.0 + t / 10, 8.0, ranks)))
+        RankTimeline(rank, 0.0, 9.0, (), (meets(0, 1, t, 5.0, ranks), meets(1, 1, 6.0 + t / 10, 8.0, ranks)))
         for ranks, times in (((0, 1), (1.0, 2.0)), ((2, 3), (1.0, 4.0)))
         for rank, t in zip(ranks, times, strict=True)
     ]
@@ -223,7 +232,7 @@ def test_groups_of_one_axis_and_one_group_formed_anew_are_kept_apart():
 
 def test_mfu_is_flops_over_what_all_devices_could_have_done():
     """Would catch the number of ranks forgotten, and a peak in flops instead of flop/s."""
-    made = merged(Row(0, 0.0, 2.0), Row(1, 0.0, 2.0))
+    made = merged(RankTimeline(0, 0.0, 2.0), RankTimeline(1, 0.0, 2.0))
     assert made.mfu(flops=1e12, peak_flops=1e12) == pytest.approx(0.25)
     assert made.mfu(0, 1e12) == 0
     for flops, peak in ((1e12, 0.0), (-1.0, 1.0), (float("nan"), 1.0)):
@@ -233,7 +242,7 @@ def test_mfu_is_flops_over_what_all_devices_could_have_done():
 
 def test_a_recording_can_be_cut_to_a_span():
     """Would catch warming up that counts for the step, and waits that begin before the step."""
-    row = Row(0, 0.0, 10.0, (Span("step", 4.0, 6.0), Span("step", 7.0, 9.0)), (meets(0, 1, 2.0, 5.0, (0,)),))
+    row = RankTimeline(0, 0.0, 10.0, (Span("step", 4.0, 6.0), Span("step", 7.0, 9.0)), (meets(0, 1, 2.0, 5.0, (0,)),))
     cut = Recording((row,)).during("step")
     assert cut.seconds == 5
     assert cut.shares() == pytest.approx((0.8, 0.2, 0))
@@ -269,7 +278,7 @@ def rows_of_ranks(draw):
             )
         entries.sort(key=lambda entry: (entry.t0, -entry.t1))
         spans = (Span("step", float(begin), float(end)),)
-        row = Row(rank, float(begin), float(end + 1), spans, tuple(entries), tuple(transfers))
+        row = RankTimeline(rank, float(begin), float(end + 1), spans, tuple(entries), tuple(transfers))
         rows.append(row)
     return rows
 
@@ -307,21 +316,21 @@ def test_clocks_that_are_off_change_nothing_when_their_offsets_are_known(rows, o
 
 def test_recordings_that_cannot_be_merged_are_refused():
     """Would catch one rank counted twice, a second shift, and clocks that were never compared with each other."""
-    one = Recording((Row(0, 0.0, 1.0),))
-    for given_ in ([], [one, one], [merged(Row(0, 0.0, 1.0))]):
+    one = Recording((RankTimeline(0, 0.0, 1.0),))
+    for given_ in ([], [one, one], [merged(RankTimeline(0, 0.0, 1.0))]):
         with pytest.raises(ValueError, match="recording of each rank once"):
             Recording.of(given_)
     with pytest.raises(ValueError, match=r"ranks \[0, 2\]: give Clock a group of all the ranks"):
-        merged(Row(0, 0.0, 1.0), Row(2, 0.0, 1.0, reference=2))
+        merged(RankTimeline(0, 0.0, 1.0), RankTimeline(2, 0.0, 1.0, reference=2))
     with pytest.raises(ValueError, match="rank 3 is not in this recording; it has 0"):
         one.shares(3)
     with pytest.raises(ValueError, match="no shares"):
-        Recording((Row(0, 1.0, 1.0),)).shares()
+        Recording((RankTimeline(0, 1.0, 1.0),)).shares()
 
 
 def test_a_recording_is_a_value():
     """Would catch what was worked out being sent along, and a value that somebody can change."""
-    made = merged(Row(0, 0.0, 1.0), Row(1, 0.0, 2.0, (Span("a", 0.0, 1.0),)))
+    made = merged(RankTimeline(0, 0.0, 1.0), RankTimeline(1, 0.0, 2.0, (Span("a", 0.0, 1.0),)))
     before = len(pickle.dumps(made))
     assert made.shares().compute == pytest.approx(0.75)
     again = pickle.loads(pickle.dumps(made))
@@ -379,8 +388,10 @@ def test_a_trace_has_a_process_for_each_rank_and_an_arrow_for_each_message(tmp_p
     """Would catch seconds for microseconds, an arrow from the receiver, and two overlapping bars in one lane."""
     step = (Span("step", 0.0, 9.0), Span("forward", 1.0, 4.0), Span("0", 4.0, 9.5, "backward"), Span("k", 5, 6, "gpu"))
     made = merged(
-        Row(0, 0.0, 10.0, step, (receives(0, 1, 6.0, 7.0, verb="send"),), (sends(1, 5.0, 7.5), sends(1, 5.5, 8.0, 3))),
-        Row(1, 0.0, 10.0, (), (receives(0, 0, 1.0, 7.0), receives(1, 0, 7.0, 8.0, tag=3))),
+        RankTimeline(
+            0, 0.0, 10.0, step, (receives(0, 1, 6.0, 7.0, verb="send"),), (sends(1, 5.0, 7.5), sends(1, 5.5, 8.0, 3))
+        ),
+        RankTimeline(1, 0.0, 10.0, (), (receives(0, 0, 1.0, 7.0), receives(1, 0, 7.0, 8.0, tag=3))),
     )
     content = json.loads(made.to_perfetto(tmp_path / "trace.json").read_text())
     assert content["displayTimeUnit"] == "ms"

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from labkit.comm.ledger import Transfer
 from labkit.probe.intervals import union
 from labkit.probe.recording import Recording
-from labkit.probe.rows import Entry, Row, Span
+from labkit.probe.rows import Entry, RankTimeline, Span
 from labkit.view.overlap import (
     BUBBLE,
     COMPUTE,
@@ -42,7 +42,7 @@ def two_ranks(**more):
     rows = []
     for rank, came, spans in ((0, 0.02, named), (1, 0.06, ())):
         sent = (Transfer("all_reduce", "world", None, 64, came, 0.08),)
-        rows.append(Row(rank, 0.0, 0.1, spans, (meets(0, came, 0.08),), sent, **more))
+        rows.append(RankTimeline(rank, 0.0, 0.1, spans, (meets(0, came, 0.08),), sent, **more))
     return Recording.of([Recording((row,)) for row in rows])
 
 
@@ -110,7 +110,7 @@ def test_bars_stand_where_and_as_long_as_they_were_on_one_scale():
 
 def test_a_silent_run_a_host_that_only_hands_over_and_a_title_are_said():
     """Would catch 0% hidden where there was nothing to hide, and numbers of the host sold as the device's."""
-    quiet = Recording((Row(0, 5.0, 6.0, (Span("work", 5.0, 6.0), Span("work", 5.1, 5.2, "gpu"))),))
+    quiet = Recording((RankTimeline(0, 5.0, 6.0, (Span("work", 5.0, 6.0), Span("work", 5.1, 5.2, "gpu"))),))
     picture = overlap(quiet, "my step")
     assert picture.label == "my step, 1 s: compute 100%, exposed 0%, bubble 0%; no communication"
     assert "compute 1 s (100%) · exposed 0 (0%) · bubble 0 (0%) · no communication" in texts(picture)
@@ -118,14 +118,16 @@ def test_a_silent_run_a_host_that_only_hands_over_and_a_title_are_said():
     assert overlap(quiet).label.startswith("1 rank, 1 s")
     assert "as the host saw it" in overlap(two_ranks(queued=True)).label
     with pytest.raises(ValueError, match="no shares"):
-        overlap(Recording((Row(0, 1.0, 1.0),)))
+        overlap(Recording((RankTimeline(0, 1.0, 1.0),)))
 
 
 def test_many_ranks_and_many_bars_stay_on_the_page_and_the_picture_says_what_is_missing():
     """Would catch a page of a megabyte, and ranks that vanish without a word."""
     n_spans = 4 * MOST_BARS
     entries = tuple(meets(k, k / n_spans, (k + 0.5) / n_spans) for k in range(n_spans))
-    crowd = [Recording((Row(rank, 0.0, 1.0, (), entries if rank < 2 else ()),)) for rank in range(MOST_RANKS + 3)]
+    crowd = [
+        Recording((RankTimeline(rank, 0.0, 1.0, (), entries if rank < 2 else ()),)) for rank in range(MOST_RANKS + 3)
+    ]
     picture = overlap(Recording.of(crowd))
     fits(picture)
     assert f"the first {MOST_RANKS} ranks are drawn; 3 are not, and are in the numbers above" in texts(picture)
@@ -154,7 +156,7 @@ def test_a_narrow_span_is_named_by_its_letter_and_a_wide_one_in_full():
         Span("stage", 0.13, 1.0, "backward"),
         Span("stage", 1.0, 1.0),
     )
-    said = texts(overlap(Recording((Row(0, 0.0, 1.0, spans),))))
+    said = texts(overlap(Recording((RankTimeline(0, 0.0, 1.0, spans),))))
     assert "backward stage" in said
     assert "F stage" in said
     assert "B" in said

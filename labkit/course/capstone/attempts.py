@@ -166,7 +166,7 @@ class EntryWriter:
         message = f"out of memory on rank {error.rank} in step {done}: {cause.wanted}"
         return Entry(**self.common, refused=message)
 
-    def judged(self, measured: Mapping[str, Any], held: list[referee.Part], alone: float) -> Entry:
+    def judged(self, measured: Mapping[str, Any], held: list[referee.ParameterPart], alone: float) -> Entry:
         """The entry of an attempt that finished, with what was measured and what is wrong with it."""
         model, apart, missing = referee.put_together(self.task.config, held)
         faults, validation = [], None if missing else referee.validation_loss(model, self.task)

@@ -45,7 +45,7 @@ class Run(NamedTuple):
     device: SlowDevice
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """Some elements of a parameter of the whole model, as a rank holds them: `values` [k] from `start` on, in part
     `place` of `of` along dim `cut` (None: in the whole parameter)."""
 
@@ -92,7 +92,7 @@ def take_step(group: Group, number: int) -> tuple[float, float]:
     return loss, time.perf_counter() - started
 
 
-def hand_in(group: Group) -> tuple[float, list[Part]]:
+def hand_in(group: Group) -> tuple[float, list[ParameterPart]]:
     """This rank's peak bytes, and the weights that it holds now."""
     run: Run = group.state[STATE]
     result = run.device.peak.total, list(parts_held(run.step, run.mesh))
@@ -105,21 +105,21 @@ def forget(group: Group) -> None:
     group.state.pop(STATE, None)
 
 
-def parts_held(step: Any, mesh: Mesh) -> Iterable[Part]:
+def parts_held(step: Any, mesh: Mesh) -> Iterable[ParameterPart]:
     """The weights of a training step on this rank: those of its `parts` (labkit's own), or its whole `module`."""
     parts: Mapping[str, Any] | None = getattr(step, "parts", None)
     if parts is None:
         for name, p in step.module.named_parameters():
-            yield Part(name, 0, None, 0, 1, _plain(p))
+            yield ParameterPart(name, 0, None, 0, 1, _plain(p))
         return
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
         for piece in pieces(sync):
             name = names[id(sync), piece.name]
-            yield Part(name, piece.start, piece.cut, mesh.tp.rank, mesh.tp.size, _plain(piece.value))
+            yield ParameterPart(name, piece.start, piece.cut, mesh.tp.rank, mesh.tp.size, _plain(piece.value))
 
 
-def put_together(config: Any, held: Iterable[Part]) -> tuple[GPT, float, int]:
+def put_together(config: Any, held: Iterable[ParameterPart]) -> tuple[GPT, float, int]:
     """The whole model from the parts of all ranks: (model, the largest difference between copies of an element, how
     many elements nobody has)."""
     with torch.device("meta"):

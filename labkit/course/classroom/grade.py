@@ -41,7 +41,7 @@ from labkit.course.classroom.submission import (
     text_of,
     unjudged,
 )
-from labkit.course.classroom.table import Row, Table, files_of
+from labkit.course.classroom.table import ExerciseResult, Table, files_of
 from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt
@@ -124,7 +124,7 @@ def grade(
     if to is not None:
         _check_place(to, folder)
     drawn = secrets.randbits(48) if seed is None else seed
-    rows: list[Row] = []
+    rows: list[ExerciseResult] = []
     tasks: list[Task] = []
     for student, paths in notebooks.items():
         sort(student, folder, paths, asked, keys is not None, rows, tasks)
@@ -165,21 +165,21 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
 
 def sort(
     student: str, folder: Path, paths: list[Path], asked: Sequence[Problem], all_asked: bool,
-    rows: list[Row], tasks: list[Task],
+    rows: list[ExerciseResult], tasks: list[Task],
 ) -> None:  # fmt: skip
     """Sort one student's exercises: what can be judged into `tasks`, what cannot into `rows`."""
     if len(paths) > MOST_FILES:
         words = f"{len(paths)} notebooks, {MOST_FILES} at most: the first {MOST_FILES} by name were read"
-        rows.append(Row(student, "", False, UNREAD, words, 0.0, False, 0, 0))
+        rows.append(ExerciseResult(student, "", False, UNREAD, words, 0.0, False, 0, 0))
     if not paths:
-        rows.append(Row(student, "", False, UNREAD, "there is no notebook in the folder", 0.0, False, 0, 0))
+        rows.append(ExerciseResult(student, "", False, UNREAD, "there is no notebook in the folder", 0.0, False, 0, 0))
     texts: dict[str, list[str]] = {}
     for path in paths[:MOST_FILES]:
         file = shown(path.relative_to(folder))
         try:
             texts[file] = read(path)
         except ValueError as error:
-            rows.append(Row(student, "", False, UNREAD, plain(str(error)), 0.0, False, 0, 0, "", file))
+            rows.append(ExerciseResult(student, "", False, UNREAD, plain(str(error)), 0.0, False, 0, 0, "", file))
     for exercise in asked:
         mentioned = [name for name, blocks in texts.items() if mentions(blocks, exercise.name)]
         written = [name for name in mentioned if text_of(exercise, texts[name])] or mentioned
@@ -233,7 +233,7 @@ def _together(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> tuple[Row, ...]:
+def _rows(rows: list[ExerciseResult], tasks: list[Task], outcomes: dict[int, Outcome]) -> tuple[ExerciseResult, ...]:
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for place, outcome in outcomes.items():
         if outcome.text:
@@ -249,10 +249,12 @@ def _rows(rows: list[Row], tasks: list[Task], outcomes: dict[int, Outcome]) -> t
     return tuple(sorted(table_rows, key=lambda row: (row.student, natural(row.exercise), row.file)))
 
 
-def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> Row:
+def _row(student: str, exercise: Problem, outcome: Outcome, note: str = "", file: str = "") -> ExerciseResult:
     worth = points_of(exercise)
-    return Row(student, exercise.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
-               outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.report)  # fmt: skip
+    return ExerciseResult(
+        student, exercise.key, outcome.passed, outcome.verdict, outcome.cause, round(outcome.seconds, 3),
+        outcome.starred, worth if outcome.passed else 0, worth, note, file, outcome.report,
+    )  # fmt: skip
 
 
 def _notebooks(folder: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ UNWRITABLE = "backslashreplace"
 
 
 @dataclass(frozen=True)
-class Row:
+class ExerciseResult:
     """One exercise of one student.
 
     exercise   its key, "03.2"; "" for a file that could not be searched for exercises
@@ -67,7 +67,7 @@ class Sum:
 class Table:
     """The grades of a class: `rows`, `sums`, and the seed with which the same cases can be drawn again."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ExerciseResult, ...]
     seed: int
     seconds: float
 
@@ -104,7 +104,7 @@ class Table:
         """Write `to` (a row per exercise), the same with _students (a row per student), and both as .json."""
         rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "said"} for row in self.rows]
         sums = [{key: _cell(value) for key, value in asdict(sum_).items()} for sum_ in self.sums]
-        names = [name for name in Row.__dataclass_fields__ if name != "said"]
+        names = [name for name in ExerciseResult.__dataclass_fields__ if name != "said"]
         to, students, plain = files_of(to)
         _write(to, names, rows)
         _write(students, list(Sum.__dataclass_fields__), sums)

@@ -221,7 +221,7 @@ def gpu_findings(facts: GpuFacts) -> Iterator[Finding]:
         yield Finding("NCCL", facts.nccl, "", "the version that this torch was built with")
     for number, words in enumerate(remarks(facts, numbers, len(numbers)), 1):
         yield Finding(f"GPUs, remark {number}", "", "", words)
-    for number, words in enumerate(facts.said, 1):
+    for number, words in enumerate(facts.messages, 1):
         yield Finding(f"GPUs, torch says {number}", "", "", words)
 
 

@@ -35,7 +35,7 @@ DEVICE = MappingProxyType({
 """What each kind of row may hold; devices.toml says what each key means."""
 
 
-class Row(NamedTuple):
+class Device(NamedTuple):
     """A device: its figures as devices.toml has them, but flop/s by precision, and links and losses for their names."""
 
     flops: tuple[tuple[str, float], ...]
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     memory_share: float = 0.85
 
 
-def read(file: Path = FILE) -> dict[str, Row]:
+def read(file: Path = FILE) -> dict[str, Device]:
     """The devices of a file such as devices.toml, by name, in the order of the file.
 
     ValueError that names the file, the row and the mend, for a row that cannot be."""
@@ -70,7 +70,7 @@ def read(file: Path = FILE) -> dict[str, Row]:
             for name, row in tables["device"].items()}  # fmt: skip
 
 
-def _row(place: str, name: str, row: object, practices: Mapping[str, Practice], links: Mapping[str, Link]) -> Row:
+def _row(place: str, name: str, row: object, practices: Mapping[str, Practice], links: Mapping[str, Link]) -> Device:
     """One device, with the losses and the links that it names."""
     if name != name.lower():
         raise ValueError(f"{place}: a name is written in lower case: {name.lower()}")
@@ -84,10 +84,10 @@ def _row(place: str, name: str, row: object, practices: Mapping[str, Practice], 
     for end in ("intra", "inter"):
         figures[end] = links.get(figures[end]) or built(f"{place}: {end}", link_of, figures[end])
     flops = tuple((precision, rate * 1e12) for precision, rate in rates.items())
-    return Row(flops, practice=practices.get(practice, IDEAL), **figures)
+    return Device(flops, practice=practices.get(practice, IDEAL), **figures)
 
 
-DEVICES: Mapping[str, Row] = Table(cache(read))
+DEVICES: Mapping[str, Device] = Table(cache(read))
 """Each device by its name."""
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Item
 from labkit.plan.machine.collectives import Line, seconds
-from labkit.plan.machine.devices import DEVICES, STREAM, Row
+from labkit.plan.machine.devices import DEVICES, STREAM, Device
 from labkit.plan.machine.efficiency import IDEAL, Practice
 from labkit.plan.machine.link import Link, link_of
 
@@ -77,7 +77,7 @@ class Hardware:
         return cls.of(row, name.lower())
 
     @classmethod
-    def of(cls, row: Row, name: str) -> Hardware:
+    def of(cls, row: Device, name: str) -> Hardware:
         """A row of the table of devices, each figure with its source."""
         return cls(
             name,

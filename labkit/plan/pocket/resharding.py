@@ -61,7 +61,7 @@ class Block(NamedTuple):
         )  # fmt: skip
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """The elements of one parameter that one rank holds, or wants.
 
     rank     in the world
@@ -124,8 +124,8 @@ class Place(NamedTuple):
 class Move(NamedTuple):
     """One block of elements on its way from a rank that holds it to a rank that wants it, perhaps the same."""
 
-    source: Place
-    target: Place
+    source: Placement
+    target: Placement
     block: Block
 
     @property
@@ -139,7 +139,7 @@ class Move(NamedTuple):
         return self.block.numel * WORDS[self.target.dtype]
 
 
-Holders = dict[str, dict[tuple[Block, ...], list[Place]]]
+Holders = dict[str, dict[tuple[Block, ...], list[Placement]]]
 """Name -> the blocks that some ranks hold of it, and which ranks hold just these."""
 
 
@@ -148,13 +148,13 @@ def matrix(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0] if shape else 1), prod(shape[1:])
 
 
-def moves(held: Iterable[Place], wanted: Iterable[Place]) -> tuple[Move, ...]:
+def moves(held: Iterable[Placement], wanted: Iterable[Placement]) -> tuple[Move, ...]:
     """All that travels, parameter by parameter in the order in which it is wanted; the same on every rank.
 
     ValueError if a parameter is wanted that nobody holds or is held and not wanted, if shapes differ, or if what is
     held does not give each element once."""
     holders: Holders = defaultdict(lambda: defaultdict(list))
-    wishes: dict[str, list[Place]] = defaultdict(list)
+    wishes: dict[str, list[Placement]] = defaultdict(list)
     for place in held:
         holders[place.name][place.blocks].append(place)
     for place in wanted:
@@ -174,11 +174,11 @@ def moves(held: Iterable[Place], wanted: Iterable[Place]) -> tuple[Move, ...]:
     return tuple(travelling)
 
 
-def wholes(wanted: Iterable[Place], rank: int) -> tuple[Place, ...]:
+def wholes(wanted: Iterable[Placement], rank: int) -> tuple[Placement, ...]:
     """Each parameter that is wanted, once and whole, on one rank."""
     firsts = {place.name: place for place in reversed(list(wanted))}
     return tuple(
-        Place(rank, name, place.shape, None, 0, 1, 0, prod(place.shape), place.dtype)
+        Placement(rank, name, place.shape, None, 0, 1, 0, prod(place.shape), place.dtype)
         for name, place in reversed(firsts.items())
     )
 
@@ -226,7 +226,7 @@ def _begin(size: int, part: int, of: int) -> int:
     return part * base + min(part, longer)
 
 
-def _check(holders: Holders, wishes: dict[str, list[Place]]) -> None:
+def _check(holders: Holders, wishes: dict[str, list[Placement]]) -> None:
     for name in [*wishes, *holders]:
         places = [place for same in holders.get(name, {}).values() for place in same]
         if not places or name not in wishes:

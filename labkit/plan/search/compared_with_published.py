@@ -77,7 +77,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ranked[below] + (place - below) * (ranked[above] - ranked[below])
 
 
-class Held(NamedTuple):
+class MemoryOfRun(NamedTuple):
     """One run of nanotron: bytes of its fullest GPU in the likely setting, in each of the two, and as published."""
 
     run: PublishedRun
@@ -102,13 +102,13 @@ class Held(NamedTuple):
 
 
 @cache
-def held() -> tuple[Held, ...]:
+def held() -> tuple[MemoryOfRun, ...]:
     """All of the playbook's runs, also those that did not run, on layouts that labkit can run."""
     rows = []
     for run in published_runs():
         if run.source == "playbook" and run.layout.pp <= run.shape.n_layer:
             both = settings(run.shape, run.layout, run.recipe)
-            rows.append(Held(run, both[likely(run.layout)], tuple(both.values())))
+            rows.append(MemoryOfRun(run, both[likely(run.layout)], tuple(both.values())))
     return tuple(rows)
 
 
@@ -116,7 +116,7 @@ STAGES = ((1, "no pipeline"), (2, "2 stages"), (4, "4 stages"), (8, "8 stages an
 """The least number of stages of each row of the table of bytes, and its name."""
 
 
-def memory_table(runs: Sequence[Held]) -> str:
+def memory_table(runs: Sequence[MemoryOfRun]) -> str:
     """The errors of predicted bytes in columns, and below them how often it is rightly said whether a run fits."""
     head = ("stages", "runs", "10th", "median", "90th", "within 10%", "either")
     rows: list[tuple[str, ...]] = [head]
@@ -141,7 +141,7 @@ def within(ratios: Iterable[float], share: float = 0.1) -> float:
     return sum(near) / len(near)
 
 
-def _stages(run: Held) -> str:
+def _stages(run: MemoryOfRun) -> str:
     return next(name for least, name in reversed(STAGES) if run.run.layout.pp >= least)
 
 

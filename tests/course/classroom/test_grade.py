@@ -22,7 +22,7 @@ from labkit.course.classroom import grade as module
 from labkit.course.classroom.bubble import works
 from labkit.course.classroom.grade import PreforkServers, grade, submissions
 from labkit.course.classroom.submission import points_of, read
-from labkit.course.classroom.table import Row, Table
+from labkit.course.classroom.table import ExerciseResult, Table
 from labkit.course.exercises.catalogue import problem
 from labkit.course.judge.prefork import prefork_server
 from labkit.launch.zygote import zygote
@@ -92,7 +92,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, table=table, to=to, before=before, left=left(running))
 
 
-def row(graded: SimpleNamespace, student: str, key: str = "03.2") -> Row:
+def row(graded: SimpleNamespace, student: str, key: str = "03.2") -> ExerciseResult:
     """What came of an exercise."""
     return next(each for each in graded.table.rows if (each.student, each.exercise) == (student, key))
 
@@ -190,17 +190,22 @@ def test_the_files_say_the_same_as_the_table(graded: SimpleNamespace) -> None:
 def test_a_table_can_be_read_in_a_terminal_and_in_a_notebook(graded: SimpleNamespace) -> None:
     """Words of a student's that are taken for markup."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    console.print(Table((Row("[red]x", "03.2", False, "values", "[/b]<b>", 1.0, False, 0, 3),), 1, 1.0))
+    console.print(Table((ExerciseResult("[red]x", "03.2", False, "values", "[/b]<b>", 1.0, False, 0, 3),), 1, 1.0))
     shown = console.export_text()
     assert "[red]x" in shown
     assert "[/b]<b>" in shown
     assert "0 of 1 passed, 0 of 3 points" in shown
-    assert "&lt;b&gt;" in Table((Row("x", "03.2", False, "values", "<b>", 1.0, False, 0, 3),), 1, 1.0)._repr_html_()
+    assert (
+        "&lt;b&gt;"
+        in Table((ExerciseResult("x", "03.2", False, "values", "<b>", 1.0, False, 0, 3),), 1, 1.0)._repr_html_()
+    )
 
 
 def test_a_spreadsheet_runs_nothing_that_a_student_wrote(tmp_path: Path) -> None:
     """A cause that begins with = and is a formula to whoever opens the grades."""
-    Table((Row("=cmd()", "03.2", False, "values", "@SUM(1)", 1.0, False, 0, 3),), 1, 1.0).write(tmp_path / "g.csv")
+    Table((ExerciseResult("=cmd()", "03.2", False, "values", "@SUM(1)", 1.0, False, 0, 3),), 1, 1.0).write(
+        tmp_path / "g.csv"
+    )
     with (tmp_path / "g.csv").open() as file:
         assert [each["student"] + each["cause"] for each in csv.DictReader(file)] == ["'=cmd()'@SUM(1)"]
 
@@ -408,7 +413,7 @@ def test_any_name_of_a_file_is_a_row_and_no_two_are_one(tmp_path: Path) -> None:
 def test_half_a_letter_in_a_students_words_does_not_end_the_table(tmp_path: Path) -> None:
     """A word that no file can hold, and grades that end where it stands."""
     words = "\ud800 and on"
-    row = Row("ana", "03.2", False, "values", words, 1.0, False, 0, 3, words, words, (words,))
+    row = ExerciseResult("ana", "03.2", False, "values", words, 1.0, False, 0, 3, words, words, (words,))
     Table((row, row), 1, 1.0).write(tmp_path / "g.csv")
     assert json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))["rows"][1]["cause"] == words
     with (tmp_path / "g.csv").open(encoding="utf-8") as file:

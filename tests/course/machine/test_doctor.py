@@ -18,7 +18,7 @@ from labkit.course.machine import doctor as module
 from labkit.course.machine.doctor import Finding, MachineReport, doctor
 from labkit.launch.cluster import BareCluster
 from labkit.launch.gpu_facts import Gpu, GpuFacts
-from labkit.launch.verdict import Part, Verdict, kept_verdict
+from labkit.launch.verdict import CheckResult, Verdict, kept_verdict
 
 VERSION = metadata.version("labkit")
 
@@ -157,7 +157,9 @@ def test_the_doctor_tries_gpus_and_what_it_finds_counts_from_now_on(monkeypatch,
     outcome = ["failed"]
 
     def prove(facts: GpuFacts) -> Verdict:
-        return Verdict((Part("hang", outcome[0], "why", 1.0),), facts.as_dict(), "cuda", 2, "box", "d", VERSION, "3.11")
+        return Verdict(
+            (CheckResult("hang", outcome[0], "why", 1.0),), facts.as_dict(), "cuda", 2, "box", "d", VERSION, "3.11"
+        )
 
     monkeypatch.setattr(module, "facts_here", lambda: gpus)
     monkeypatch.setattr("labkit.launch.device_choice.facts_here", lambda: gpus)

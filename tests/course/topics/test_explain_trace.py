@@ -8,7 +8,7 @@ from labkit.comm.ledger import Transfer
 from labkit.course.topics.explain_trace import ExplainTrace
 from labkit.course.topics.explain_trace_picture import KINDS, diagnosed, explained, unlabelled
 from labkit.probe.recording import Recording
-from labkit.probe.rows import Entry, Row
+from labkit.probe.rows import Entry, RankTimeline
 from tests.view import page
 
 MS = 1e-3
@@ -26,7 +26,7 @@ def run(computes, calls, n_ranks=4):
                 Entry(number, "all_reduce", "world", everybody, None, 0, number + 1, t0, t1, True, False, number)
             )
             transfers.append(Transfer("all_reduce", "world", None, 1000, t0, t1))
-        rows.append(Row(rank, 0.0, max(calls) * MS, entries=tuple(entries), transfers=tuple(transfers)))
+        rows.append(RankTimeline(rank, 0.0, max(calls) * MS, entries=tuple(entries), transfers=tuple(transfers)))
     return Recording(tuple(rows), merged=True)
 
 
@@ -64,8 +64,8 @@ def test_ranks_that_take_turns_are_no_stragglers():
             Transfer("all_reduce", "world", None, 8, last.t0, 0.1),
         )
         entries = (first._replace(seq=rank + 10), last)  # nobody else is in the first one
-        rows.append(Row(rank, begins[rank] * MS if not rank else 0.0, 0.1, entries=entries[1:] if not rank else entries,
-                        transfers=moves))  # fmt: skip
+        rows.append(RankTimeline(rank, begins[rank] * MS if not rank else 0.0, 0.1,
+                                 entries=entries[1:] if not rank else entries, transfers=moves))  # fmt: skip
     recording = Recording(
         tuple(row._replace(begin=begins[row.rank] * MS, entries=row.entries[-1:]) for row in rows), True
     )
@@ -79,7 +79,7 @@ def test_a_recording_of_one_rank_cannot_tell_who_was_late():
     with pytest.raises(ValueError, match="merge those of all"):
         diagnosed(alone)
     with pytest.raises(ValueError, match="shows nothing"):
-        unlabelled(Recording((Row(0, 1.0, 1.0),), True))
+        unlabelled(Recording((RankTimeline(0, 1.0, 1.0),), True))
 
 
 @pytest.mark.parametrize("kind", ALL)

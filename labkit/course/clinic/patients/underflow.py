@@ -53,7 +53,7 @@ def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
         if scaler.unscale_(Target(model)):
             step_down(model.parameters(), LR)
         losses.append(loss.item())
-        scaler.found.clear()
+        scaler.finite_by_id.clear()
     return losses, model
 
 
