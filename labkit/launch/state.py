@@ -1,4 +1,4 @@
-"""What the ranks remember between calls, seen from the notebook."""
+"""The names that ranks keep between two calls, as a mapping in the notebook: `cluster.state["x"]` is a list by rank."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Recipe:
 
     @property
     def precision_law(self) -> Precision:
-        """How wide weights and products are."""
+        """The law of the precision: bytes of weights, gradients and products, and which of them are cast."""
         return PRECISION_LAWS[self.precision]
 
     @property

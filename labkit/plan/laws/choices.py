@@ -68,7 +68,7 @@ class Choices(Protocol):
 
     @property
     def context(self) -> str:
-        """How attention reaches the tokens of other ranks."""
+        """The way in which attention reaches the tokens of other ranks: ring, gather or ulysses."""
 
     @property
     def precision(self) -> str:
@@ -76,7 +76,7 @@ class Choices(Protocol):
 
     @property
     def scaling(self) -> str:
-        """How far a unit of 8-bit copies reaches."""
+        """Which numbers of an 8-bit copy share one scale: those of a tensor, a tile, a block of 32 or of 16."""
 
     @property
     def eight_bits(self) -> bool:
@@ -100,7 +100,7 @@ class Choices(Protocol):
 
     @property
     def gradients(self) -> str:
-        """How gradients travel."""
+        """The form in which DDP sends gradients: exact, in bf16 or in 8 bits."""
 
     @property
     def fp8_gathers(self) -> bool:

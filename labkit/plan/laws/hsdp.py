@@ -35,7 +35,7 @@ class HSDPLaw(ZeRO3Law):
         return f"HSDP of {self.shard_ranks}"
 
     def excludes(self, choices: Choices) -> Iterator[str]:
-        """What ZeRO-3 excludes, and the other strategies."""
+        """Every strategy but ZeRO-3, and each choice that ZeRO-3 cannot be combined with."""
         if choices.strategy != self.name:
             yield (
                 f"shard_ranks={self.shard_ranks} is a choice for strategy={self.name!r}, got {choices.strategy!r}: "

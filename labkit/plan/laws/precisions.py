@@ -21,7 +21,7 @@ from types import MappingProxyType
 from labkit.plan.laws.choices import Choices
 
 SCALINGS = ("tensor", "delayed", "tiles", "mx")
-"""How far the unit of 8-bit copies reaches (labkit.train.fp8, labkit.train.blocks)."""
+"""Which numbers of an 8-bit copy share one scale (labkit.train.fp8, labkit.train.blocks)."""
 EMULATED = ("tiles", "mx", "nvfp4")
 """Scalings that labkit computes with plain tensor operations: what they take on a device is not predicted."""
 HISTORY = 16
