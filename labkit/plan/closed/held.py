@@ -96,26 +96,22 @@ def zero3(group: Group, recipe: Recipe, at: Moment) -> Held:
     and of the one before, which is on its way."""
     k, units, n = at.layer, group.units, group.n
     wide = 2 if recipe.precision_law.casts or recipe.weight_bytes == 2 else recipe.weight_bytes
-    order = [*range(k + 1, len(units)), *range(len(units) - 1, -1, -1)] if at.onward else [*range(k - 1, -1, -1)]
-    coming = [j for j in order if units[j]][: recipe.prefetch]
+    count, idle = len(units), at.inside and not units[k]  # the loss needs no unit
+    order = [*range(k + 1, count), *range(count - 1, -1, -1)] if at.onward else [*range(k - 1, -1, -1)]
+    coming = [] if idle else [j for j in order if units[j]][: recipe.prefetch]
     whole = {*coming, *((k,) if at.inside and not at.leaves else ())}
     if not recipe.reshard:
-        stay = len(units) if at.ahead or (at.behind and not at.onward) else k + 1
-        whole |= set(range(stay))
+        whole |= set(range(count if at.ahead or (at.behind and not at.onward) else k + 1))
     weights = sum(units[j] for j in whole) + group.staying
     copies = sum(copy_bytes(group, recipe, j, wide) for j in coming)
-    if at.onward:
-        fresh, before = 0, group.padded * (at.passes > 0)
-        leaving = next((unit for unit in units if unit), 0) if at.passes else 0
-    else:
-        fresh = min(at.arrived - group.after[k], units[k])
-        done = [unit for unit in units[k + 1 :] if unit]
-        leaving = done[0] if done else (next(unit for unit in units if unit) if at.passes else 0)
-        before = group.padded if at.passes else sum(done)
+    done = [] if at.onward else [unit for unit in units[k + 1 :] if unit]
+    last = group.staying or next((unit for unit in units if unit), 0)  # on its way since the pass before
+    leaving = done[0] if done else last * (at.passes > 0)
+    fresh = 0 if at.onward else min(at.arrived - group.after[k], units[k]) * wide * (1 + recipe.fp32_gradients)
+    before = group.padded if at.passes else sum(done)
     other = units[k] if at.leaves else leaving * (n > 1)
-    part = leaving // n * (at.passes > 0 and not at.leaves)
-    gradients = (fresh + before // n) * group.sums
-    return Held(weights * wide, gradients, (other + part) * group.sums + copies)
+    part = leaving // n * (at.passes > (not done) and not at.leaves)
+    return Held(weights * wide, fresh + before // n * group.sums, (other + part) * group.sums + copies)
 
 
 def copy_bytes(group: Group, recipe: Recipe, k: int, wide: int) -> int:

@@ -106,8 +106,8 @@ def turns(job: Job) -> list[Turn]:
     made = [Turn(1.0, nothing if late else earlier, earlier, m == 1)]
     if all_at_once and m > 2 and not r.splits:
         made.append(Turn((m - 1) / m, nothing, (1,) * len(stages), False, False))
-    if m > 1:
-        made.append(Turn(0.0, (2,) * len(stages), (min(2, m - 1),) * len(stages), True))
+    if m > 1 and (all_at_once or r.strategy == "zero1" or r.gradients != "exact"):  # the last pass is another one
+        made.append(Turn(0.0, (min(2, m - 1),) * len(stages), (min(2, m - 1),) * len(stages), True))
     return made
 
 
