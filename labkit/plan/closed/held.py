@@ -114,6 +114,22 @@ def zero3(group: Group, recipe: Recipe, at: Moment) -> Held:
     return Held(weights * wide, fresh + before // n * group.sums, (other + part) * group.sums + copies)
 
 
+def between(group: Group, recipe: Recipe, passes: int, finished: bool, whole: bool) -> Held:
+    """A stage that is not at work: gradients of its passes, the last bucket on its way; units that stay `whole`."""
+    n, zero1 = group.n, recipe.strategy == "zero1"
+    weights = (sum(group.units) + group.staying) * recipe.weight_bytes * whole if recipe.cuts.weights else 0
+    if not passes or not recipe.cuts.state:
+        copies = 2 * group.numel if passes and finished and recipe.gradients == "bf16" else 0
+        return Held(weights, other=copies * 0)
+    if finished:
+        return Held(weights, group.padded // n * group.sums)
+    if zero1:
+        return Held(weights, group.numel * group.sums)
+    last = group.buckets[-1].padded if not recipe.cuts.weights else group.staying or next(filter(None, group.units), 0)
+    other = last * (n > 1) + last // n * (passes > 1)
+    return Held(weights, group.padded // n * group.sums, other * group.sums)
+
+
 def copy_bytes(group: Group, recipe: Recipe, k: int, wide: int) -> int:
     """Bytes of a copy of this rank's part of a unit in the width in which it travels, until all has come; of codes."""
     if recipe.fp8_gathers:

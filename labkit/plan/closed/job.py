@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from labkit.plan.buckets import Params, in_buckets
+from labkit.plan.closed.flight import Turn, fullest, turns
 from labkit.plan.closed.stage import EXPERTS, Group, Stage, groups_of, stage_of
 from labkit.plan.expert_load import Load
 from labkit.plan.groups import ParamGroup
@@ -23,25 +24,7 @@ from labkit.plan.matrices import MatrixStep, matrices_of
 from labkit.plan.ops import Setting, is_linear
 from labkit.plan.recipe import Recipe
 from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, dense_of, fullest_moments, pairs_in_flight, setting_of
-
-
-@dataclass(frozen=True)
-class Flight:
-    """Micro-batches in flight at the fullest moments, for each stage of a rank.
-
-    counts      micro-batches between F and W; `newest`: the stage whose forward is the fullest
-    forward, backward   bytes of their activations at the fullest forward, and at that of each stage's backward
-    done_before, done   micro-batches that are through before these two
-    kept        bytes that B keeps of a micro-batch for W"""
-
-    counts: tuple[int, ...]
-    newest: int
-    forward: int
-    backward: tuple[int, ...]
-    done_before: tuple[int, ...]
-    done: tuple[int, ...]
-    kept: tuple[int, ...]
+from labkit.plan.stages import blocks_of, dense_of, setting_of
 
 
 @dataclass(frozen=True)
@@ -188,28 +171,25 @@ class Job:
     # -- micro-batches in flight -------------------------------------------------------------------------------------
 
     @cached_property
-    def flight(self) -> Flight:
-        """By the law of the schedule; of one that cuts backward in two, by the fullest moments of its program."""
-        r, p, stages = self.recipe, self.layout.pp, self.stages
-        if not r.splits:
-            counts, nothing = tuple(pairs_in_flight(r, self.layout, self.place)), (0,) * len(stages)
-            held = sum(count * stage.held for count, stage in zip(counts, stages, strict=True))
-            newest = max(k for k, count in enumerate(counts) if count == min(counts) or k == 0)
-            return Flight(counts, newest, held, (held,) * len(stages), nothing, nothing, nothing)
-        kept = tuple(self.kept_for_weights(*pair) for pair in zip(stages, self.numbers, strict=True))
-        weights = []
-        for stage, size in zip(stages, kept, strict=True):
-            loss = sum(one.held for one in stage.layers if one.kind == "loss")  # B frees it
-            weights.append((stage.held, size - loss if size else 0))
-        message = self.boundary
-        gradients = tuple(int(r.strategy_law.left(self.n) * stage.numel * r.gradient_bytes) for stage in stages)
-        moments = (r.schedule, p, r.n_micro, r.stages_per_rank, self.place, tuple(weights), message, gradients)
-        forward, backward = fullest_moments(*moments)
-        sizes = tuple(moment.weigh(weights, message) for moment in backward)
-        peaks = [n_bytes + size for n_bytes, size in zip(sizes, kept, strict=True)]
-        done = backward[peaks.index(max(peaks))].done
-        counts = tuple(forward.held)
-        return Flight(counts, forward.stage, forward.weigh(weights, message), sizes, forward.done, done, kept)
+    def kept(self) -> tuple[int, ...]:
+        """Bytes that B keeps of a micro-batch for W, in each stage; zeros where backward is not cut in two."""
+        pairs = zip(self.stages, self.numbers, strict=True)
+        return tuple(self.kept_for_weights(*pair) * self.recipe.splits for pair in pairs)
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Of each stage the bytes of a micro-batch in flight, and what one that waits for W holds more: B frees the
+        loss's."""
+        losses = [sum(one.held for one in stage.layers if one.kind == "loss") for stage in self.stages]
+        rows = zip(self.stages, self.kept, losses, strict=True)
+        return tuple((stage.held, kept - loss if kept else 0) for stage, kept, loss in rows)
+
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """The fullest moments of its program."""
+        r = self.recipe
+        program = turns(r.schedule, self.layout.pp, r.n_micro, r.stages_per_rank, self.place)
+        return fullest(program, self.sizes, self.boundary, r.strategy == "zero1" or r.gradients != "exact")
 
     def kept_for_weights(self, stage: Stage, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
@@ -237,27 +217,6 @@ class Job:
         """Bytes of one micro-batch's activation between two stages."""
         rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
         return rows * self.shape.d_model * self.gathered
-
-    @property
-    def message(self) -> int:
-        """Bytes on their way to each neighbour in a pipeline, while the next message is made."""
-        return self.recipe.schedule_law.messages * (self.layout.pp > 1) * self.boundary
-
-    @property
-    def onward(self) -> int:
-        """Those on their way to the next stage."""
-        return self.message * (self.place < self.layout.pp - 1)
-
-    @property
-    def back(self) -> int:
-        """Those of gradients, on their way to the stage before."""
-        return self.message * (self.place > 0)
-
-    @property
-    def unanswered(self) -> int:
-        """Bytes of messages of which nothing that came back has proved the delivery when gpipe's last forward runs."""
-        sends = self.recipe.schedule_law.unanswered and self.place < self.layout.pp - 1
-        return (self.recipe.n_micro - 1) * self.boundary * sends
 
     @property
     def cut_rows(self) -> int:

@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
-from labkit.plan.closed.held import HOLDS, Held, Moment
+from labkit.plan.closed.held import HOLDS, Held, Moment, between
+from labkit.plan.closed.flight import Turn
 from labkit.plan.closed.job import Job
 from labkit.plan.groups import ParamGroup
 from labkit.plan.layout import Layout
@@ -55,17 +56,6 @@ class Sum(NamedTuple):
         return self.weights + self.gradients + self.activations + self.other
 
 
-class Turn(NamedTuple):
-    """A micro-batch that goes through the stages while `busy` (1, a share, or 0) of the others are in flight; so many
-    have left gradients in each stage before its forward, and before its backward."""
-
-    busy: float
-    before: tuple[int, ...]
-    passes: tuple[int, ...]
-    last: bool
-    forward: bool = True
-
-
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
     """Bytes that `rank` holds at the highest moment of a step, by kind: parameters, gradients, optimizer, ...
 
@@ -86,67 +76,36 @@ def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, de
 def moments(job: Job) -> Iterator[Sum]:
     """All moments that may be the highest."""
     yield Sum("between steps", 0, 0, 0, 0)
-    for turn in turns(job):
-        if turn.forward:
-            yield from onward(job, turn)
-        for index in range(len(job.stages)):
-            yield from backward(job, index, turn)
+    for turn in job.turns:
+        yield from onward(job, turn) if turn.kind == "F" else backward(job, turn)
     yield from optimizer(job)
 
 
-def turns(job: Job) -> list[Turn]:
-    """The passes of micro-batches that differ: the first ones, those beside most others, the last."""
-    r, flight, stages = job.recipe, job.flight, job.stages
-    m, nothing = r.n_turns, (0,) * len(stages)
-    all_at_once = not any(flight.done) if r.splits else m * len(stages) <= sum(flight.counts)
-    late = r.splits and not any(flight.done_before)  # gradients come after the fullest forward
-    earlier = tuple(min(2, done if r.splits else m - 1) for done in (flight.done if r.splits else nothing))
-    if all_at_once:
-        earlier = nothing
-    made = [Turn(1.0, nothing if late else earlier, earlier, m == 1)]
-    if all_at_once and m > 2 and not r.splits:
-        made.append(Turn((m - 1) / m, nothing, (1,) * len(stages), False, False))
-    if m > 1 and (all_at_once or r.strategy == "zero1" or r.gradients != "exact"):  # the last pass is another one
-        made.append(Turn(0.0, (min(2, m - 1),) * len(stages), (min(2, m - 1),) * len(stages), True))
-    return made
-
-
-def others_hold(job: Job, index: int, passes: tuple[int, ...], last: bool, onward: bool, ahead: list[bool]) -> Held:
-    """What the strategies of the other stages of this rank hold: those after this one have been gone back through."""
-    holds, weights, gradients, other = HOLDS[job.recipe.strategy], 0, 0, 0
-    for number, groups in enumerate(job.groups):
-        if number == index:
-            continue
-        done = number > index and not onward
-        for group in groups:
-            empty = Moment(0, group.numel * done, passes[number], last and done, False, inside=False)
-            held = holds(group, job.recipe, empty)
-            gradients, other = gradients + held.gradients, other + held.other * (job.recipe.strategy != "zero3")
-            if not job.recipe.reshard and ahead[number]:
-                weights += sum(group.units) * job.gathered
-    return Held(weights, gradients, other)
+def others_hold(job: Job, turn: Turn) -> Held:
+    """What the strategies of the other stages of this rank hold."""
+    states = [
+        between(group, job.recipe, turn.done[k], turn.finished[k], turn.held[k] > 0 and not job.recipe.reshard)
+        for k, groups in enumerate(job.groups)
+        if k != turn.stage
+        for group in groups
+    ]
+    return Held(*(sum(numbers) for numbers in zip(Held(), *states, strict=True)))
 
 
 def onward(job: Job, turn: Turn) -> Iterator[Sum]:
-    """A micro-batch forward through the stage that is the newest in flight."""
-    flight, index = job.flight, job.flight.newest
-    stage, groups, holds = job.stages[index], job.groups[index], HOLDS[job.recipe.strategy]
-    others = max(0, int(turn.busy * flight.forward) - stage.held) + int(turn.busy * job.unanswered) + job.onward
-    ahead = [turn.busy * count > (number == index) for number, count in enumerate(flight.counts)]
-    rest = others_hold(job, index, turn.before, False, True, ahead)
-    cached = 0
+    """A micro-batch forward through a stage."""
+    index, r = turn.stage, job.recipe
+    stage, groups, holds = job.stages[index], job.groups[index], HOLDS[r.strategy]
+    others = turn.weigh(job.sizes, 0) - stage.held + turn.onward * job.boundary
+    waits, rest, cached = turn.back * job.boundary + job.cut_rows, others_hold(job, turn), 0
     looked_at = set(edges(len(stage.layers)))
     for k, layer in enumerate(stage.layers):
         if k in looked_at:
-            states = [
-                holds(group, job.recipe, Moment(k, 0, turn.before[index], False, True, ahead=ahead[index]))
-                for group in groups
-            ]
+            at = Moment(k, 0, turn.done[index], False, True, ahead=turn.held[index] > 1)
+            states = [holds(group, r, at) for group in groups]
+            beside = others + stage.held_before[k] + cached * (layer.kind != "loss")  # it runs outside of autocast
             name = "the loss" if layer.kind == "loss" else "forward"
-            yield total(
-                name, (rest, *states), others + stage.held_before[k] + layer.forward + cached * (layer.kind != "loss"),
-                job.back + job.cut_rows,
-            )  # fmt: skip
+            yield total(name, (rest, *states), beside + layer.forward, waits)
         cached += layer.cached
 
 
@@ -164,17 +123,15 @@ def total(when: str, states: tuple[Held, ...], activations: int, other: int, gra
     )  # fmt: skip
 
 
-def backward(job: Job, index: int, turn: Turn) -> Iterator[Sum]:
+def backward(job: Job, turn: Turn) -> Iterator[Sum]:
     """A micro-batch back through a stage, row by row of the layers at both ends."""
-    flight, r, stage, groups = job.flight, job.recipe, job.stages[index], job.groups[index]
-    holds, passes = HOLDS[r.strategy], turn.passes[index]
-    others = max(0, int(turn.busy * flight.backward[index]) - stage.held) + job.onward * (not turn.last)
-    counts = [turn.busy * count for count in flight.counts]
-    behind = counts[index] > 1
-    rest = others_hold(job, index, turn.passes, turn.last, False, [count > 0 for count in counts])
-    waits = job.back + job.cut_rows
-    if kept := flight.kept[index] * (turn.busy > 0):
-        states = tuple(holds(group, r, Moment(0, 0, passes, turn.last, inside=False)) for group in groups)
+    index, r, last = turn.stage, job.recipe, turn.last
+    stage, groups, holds, passes = job.stages[index], job.groups[index], HOLDS[r.strategy], turn.done[index]
+    others = turn.weigh(job.sizes, 0) - stage.held + turn.onward * job.boundary
+    waits, rest = turn.back * job.boundary + job.cut_rows, others_hold(job, turn)
+    behind = turn.held[index] > 1
+    if kept := job.kept[index]:
+        states = tuple(holds(group, r, Moment(0, 0, passes, last, inside=False)) for group in groups)
         when = "between B and W of the last micro-batch in flight"
         yield total(when, (rest, *states), others + stage.held, waits + kept + 2 * job.boundary)
     tied = next((row.fresh for layer in stage.layers for row in layer.rows if row.name == "logits"), 0) * stage.tied
@@ -186,7 +143,7 @@ def backward(job: Job, index: int, turn: Turn) -> Iterator[Sum]:
         )
         saved = before + layer.saved
         waiting = tied if layer.kind not in ("loss", "head") else 0  # the tied head's gradient waits for the table's
-        yield from again(job, layer, before, when, k, groups, rest, waits, passes, turn.last, behind, waiting)
+        yield from again(job, layer, before, when, k, groups, rest, waits, passes, last, behind, waiting)
         arrived = [group.after[k] for group in groups]
         for row in reversed(layer.rows):
             numels = [0] * len(groups)
@@ -194,7 +151,7 @@ def backward(job: Job, index: int, turn: Turn) -> Iterator[Sum]:
                 if not (stage.tied and name == "logits"):
                     numels[len(groups) > 1 and name.startswith("experts.")] += size
             ats = [
-                Moment(k, count, passes, turn.last, inside=number == 0 or row.part, behind=behind)
+                Moment(k, count, passes, last, inside=number == 0 or row.part, behind=behind)
                 for number, count in enumerate(arrived)
             ]
             now = tuple(holds(group, r, at) for group, at in zip(groups, ats, strict=True))
@@ -219,7 +176,7 @@ def backward(job: Job, index: int, turn: Turn) -> Iterator[Sum]:
         if r.strategy == "zero3":
             for number, group in enumerate(groups):
                 if group.units[k]:
-                    at = Moment(k, arrived[number], passes, turn.last, leaves=True, behind=behind)
+                    at = Moment(k, arrived[number], passes, last, leaves=True, behind=behind)
                     others_now = tuple(
                         holds(one, r, at._replace(leaves=False, inside=False, arrived=one.after[k] + one.units[k]))
                         for other, one in enumerate(groups)
@@ -254,7 +211,7 @@ def optimizer(job: Job) -> Iterator[Sum]:
     that are dealt out have an optimizer of their own, which steps after that of the rest."""
     r = job.recipe
     gradients = sum(group.padded // group.n for groups in job.groups for group in groups) * r.gradient_bytes * r.cuts.state
-    waits = job.back + job.cut_rows
+    waits = job.cut_rows
     if r.offload and job.device != "cpu":
         return
     for place in (None,) if job.layout.ep == 1 else (0, 1):
