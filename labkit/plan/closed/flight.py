@@ -45,7 +45,9 @@ class Turn(NamedTuple):
         """Bytes of all this, where `sizes` has those of a held micro-batch of each stage and of what a waiting one
         holds more."""
         rows = zip(self.held, self.waiting, sizes, strict=True)
-        return (self.onward + self.back) * message + sum(held * size + wait * extra for held, wait, (size, extra) in rows)
+        return (self.onward + self.back) * message + sum(
+            held * size + wait * extra for held, wait, (size, extra) in rows
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -81,7 +83,9 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
     return tuple(seen)
 
 
-def fullest(all_turns: Sequence[Turn], sizes: Sequence[tuple[int, int]], message: int, last_differs: bool) -> list[Turn]:
+def fullest(
+    all_turns: Sequence[Turn], sizes: Sequence[tuple[int, int]], message: int, last_differs: bool
+) -> list[Turn]:
     """Of turns of one kind and stage those that no other exceeds in bytes and in gradients that are there already."""
     kept: list[Turn] = []
     for turn in sorted(all_turns, key=lambda one: -one.weigh(sizes, message)):

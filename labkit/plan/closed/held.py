@@ -119,8 +119,7 @@ def between(group: Group, recipe: Recipe, passes: int, finished: bool, whole: bo
     n, zero1 = group.n, recipe.strategy == "zero1"
     weights = (sum(group.units) + group.staying) * recipe.weight_bytes * whole if recipe.cuts.weights else 0
     if not passes or not recipe.cuts.state:
-        copies = 2 * group.numel if passes and finished and recipe.gradients == "bf16" else 0
-        return Held(weights, other=copies * 0)
+        return Held(weights)
     if finished:
         return Held(weights, group.padded // n * group.sums)
     if zero1:

@@ -132,8 +132,8 @@ class Job:
     def base(self) -> tuple[int, int, int, int, int]:
         """Bytes by kind between two steps.
 
-            weights      N w,  with zero3 N/n w         gradients   with ddp N g, else 0
-            state        (tensors of the optimizer + masters) x 4 a number stepped on, and Adam's count of steps"""
+        weights      N w,  with zero3 N/n w         gradients   with ddp N g, else 0
+        state        (tensors of the optimizer + masters) x 4 a number stepped on, and Adam's count of steps"""
         r = self.recipe
         groups, wide = [group for groups in self.groups for group in groups], r.state_bytes
         owned = self.owned()
@@ -148,7 +148,9 @@ class Job:
         masters = stepped * wide
         state += masters * r.has_masters
         histories = sum(
-            WAYS[r.gradients].remembered_bytes(group.numel, group.n, r.gradient_bytes) for group in groups if group.n > 1
+            WAYS[r.gradients].remembered_bytes(group.numel, group.n, r.gradient_bytes)
+            for group in groups
+            if group.n > 1
         )
         if of_linear := HISTORY_BYTES.get(r.units):
             histories += of_linear * sum(self.linears(one) for group in groups for one in group.params)

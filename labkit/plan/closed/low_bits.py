@@ -1,19 +1,21 @@
-"""What a product of 8-bit copies holds while it runs, besides its result (labkit.train.fp8, labkit.train.blocks)."""
+"""What a product of 8-bit copies holds while it runs (labkit.train.fp8, labkit.train.blocks)."""
 
 from __future__ import annotations
 
 from labkit.plan.low_precision_products import BLOCKS, Size
 
 
-def scratch(units: str, size: Size, width: int, drawn: bool = False, turned: bool = False) -> int:
-    """Bytes at the highest moment of [m, k] x [n, k] -> [m, n]. `drawn`: the first operand is rounded stochastically;
-    `turned`: the product over tokens.
+def needs(units: str, size: Size, width: int, experts: int = 1, drawn: bool = False, turned: bool = False) -> int:
+    """Bytes at the highest moment of [m, k] x [n, k] -> [m, n], the result of `width` bytes an element included; of so
+    many `experts` one after another. `drawn`: the first operand is rounded stochastically; `turned`: the product over
+    tokens.
 
     With units of a tensor: a copy in fp32 of one operand beside its codes, then the codes of both beside the result."""
     m, k, n = size
-    law = BLOCKS.get(units)
+    law, result = BLOCKS.get(units), m * n * width
+    before = result * (experts - 1)
     if law is None:
-        return max(5 * m * k + 4, (m + 5 * n) * k + 8, (m + n) * k + 8)
+        return before + max(5 * m * k + 4, (m + 5 * n) * k + 8, (m + n) * k + 8 + result)
     transformed = turned and units == "nvfp4"
     k = -(-k // law.columns) * law.columns if transformed else k
     codes = highest = spread = 0
@@ -28,4 +30,4 @@ def scratch(units: str, size: Size, width: int, drawn: bool = False, turned: boo
     multiplying = codes + (law.result if k else 4) * m * n
     if not (law.spread or turned) and n > law.columns:
         multiplying += 4 * -(-n // law.columns) * -(-k // law.columns) * law.columns
-    return max(highest, codes + spread, multiplying, (4 + width) * m * n)
+    return before + max(highest, codes + spread, multiplying, 4 * m * n + result)

@@ -162,9 +162,7 @@ def backward(job: Job, turn: Turn) -> Iterator[Sum]:
             if row.name == "token" and stage.tied:
                 yield total(when, (rest, *now), saved, waits + row.after, waiting + 2 * row.fresh)
                 waiting = 0
-            yield total(
-                when, (rest, *now), saved, waits + row.after, waiting + row.fresh * (1 + 2 * r.fp32_gradients)
-            )
+            yield total(when, (rest, *now), saved, waits + row.after, waiting + row.fresh * (1 + 2 * r.fp32_gradients))
             arrived = [count + numel for count, numel in zip(arrived, numels, strict=True)]
             if r.strategy == "zero3":
                 continue
@@ -210,7 +208,9 @@ def optimizer(job: Job) -> Iterator[Sum]:
     For Adam the square root of the variance, and that over its correction, one tensor after another on a CPU. Experts
     that are dealt out have an optimizer of their own, which steps after that of the rest."""
     r = job.recipe
-    gradients = sum(group.padded // group.n for groups in job.groups for group in groups) * r.gradient_bytes * r.cuts.state
+    gradients = (
+        sum(group.padded // group.n for groups in job.groups for group in groups) * r.gradient_bytes * r.cuts.state
+    )
     waits = job.cut_rows
     if r.offload and job.device != "cpu":
         return
@@ -233,4 +233,4 @@ def optimizer(job: Job) -> Iterator[Sum]:
                 yield Sum("the gradients' norm", 0, gradients, 0, waits + max(stepped))
         yield Sum("the optimizer's step", 0, gradients + widened, 0, waits + scratch)
         if r.cuts.state:
-            gradients -= widened * 0
+            gradients -= widened  # as many bytes of narrow gradients are gone

@@ -27,7 +27,7 @@ INDEX = 8
 
 def mixture(t: Terms) -> list[Row]:
     """norm2 to the sum of all experts that a token meets."""
-    from labkit.plan.closed.table import entered, hidden_rows, norm, read
+    from labkit.plan.closed.table import entered, hidden_rows, norm  # which imports this module
 
     shape, setting, r, d = t.shape, t.setting, t.residual, t.shape.d_model
     n, k, e, h, exact = t.tokens, shape.top_k, shape.n_expert, t.narrow, t.exact
@@ -100,13 +100,13 @@ def mixture(t: Terms) -> list[Row]:
         rows.append(Row("sent back", going, (), alive + 2 * came + sent, waiting + max(2 * came, came + 2 * sent)))
     made = ("what the experts made" + ", sent back" * (setting.ep > 1), sent)
     scale = (*order, made, ("weights, by expert", kept * h))
-    rows.append(Row("times weights", scale, (), alive + sent + out, r + 3 * sent + out * 0 + kept * h))
-    added = ((token[0][0], 0),)[:0]
-    rows.append(Row("sum", added, (), alive + sent + out, r + out + sent))
+    rows.append(Row("times weights", scale, (), alive + sent + out, r + 3 * sent + kept * h))
+    rows.append(Row("sum", (), (), alive + sent + out, r + out + sent))
     rows.append(Row("balance loss", (("the balance loss's gradient", exact),), (), alive + out, r + out))
     if shape.n_shared:
         width = shape.n_shared * shape.expert_hidden // setting.tp
         first: Tensors = ((seen, n * d * h),) if t.autocast or (cast and not cheap) else ()
-        rows += hidden_rows(t, "shared.", first, first if t.autocast else (), d, width, r + out, again=again, ends=False)
-    _ = read
+        rows += hidden_rows(
+            t, "shared.", first, first if t.autocast else (), d, width, r + out, again=again, ends=False
+        )
     return rows

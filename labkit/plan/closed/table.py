@@ -96,14 +96,16 @@ def product(
     numel = sum(size for _, size in weights)
     arrives = rows * out * h if arrives is None else arrives
     gx, fresh, narrow = rows * inside * h, numel * t.wide, numel * h if t.autocast else 0
-    forward += rows * out * h
     around = beside + again + arrives
     if t.setting.units and name != HEAD:
-        each = rows // experts
-        forward += low_bits.scratch(t.setting.units, (each, inside, out), h)
-        first = low_bits.scratch(t.setting.units, (each, out, inside), h, drawn=True)
-        second = gx + low_bits.scratch(t.setting.units, (out, each, inside), h, drawn=True, turned=True)
-        return Row(name, x, weights, forward, around + gx + max(first, second + fresh), beside + gx, fresh)
+        each, units = rows // experts, t.setting.units
+        made = low_bits.needs(units, (each, inside, out), h, experts)
+        first = low_bits.needs(units, (each, out, inside), h, experts, drawn=True)
+        second = low_bits.needs(units, (out, each, inside), h, experts, drawn=True, turned=True)
+        biases = sum(size for _, size in weights[1:]) * h
+        backward = around + max(first, gx + second + biases)
+        return Row(name, x, weights, forward + made, backward, beside + again + gx, fresh)
+    forward += rows * out * h
     backward = around + gx + (narrow or fresh)
     return Row(name, (*x, *t.halves(weights)), weights, forward, backward, beside + again + gx + narrow, fresh)
 
@@ -130,7 +132,8 @@ def read(t: Terms, name: str, keeps: bool = False) -> tuple[Tensors, Tensors, in
     normed = f"{name} [B,T,D]"
     seen = f"{normed}, whole" if t.cut > 1 else normed
     if t.autocast:
-        return ((seen, t.tokens * t.shape.d_model * t.narrow),) * 1, ((seen, t.tokens * t.shape.d_model * t.narrow),), 0
+        half = ((seen, t.tokens * t.shape.d_model * t.narrow),)
+        return half, half, 0
     gathers = t.setting.recompute in ("gathers", "selective") and not keeps
     if t.cut > 1 and not gathers:
         return ((seen, t.whole),), (), 0
@@ -196,12 +199,7 @@ def attention(t: Terms) -> list[Row]:
     in_rows |= setting.cp > 1 and setting.context == "ulysses"
     mixed = "mixed values, in rows" if in_rows else "mixed values [B,T,A]"
     plain = not shape.fused_attention and setting.cp == 1
-    return rows + last_of_branch(t, "out", ((mixed, q_bytes),) if in_rows or plain or lost(t) else (), a)
-
-
-def lost(t: Terms) -> bool:
-    """False: the result of attention is saved by attention itself, too."""
-    return False
+    return rows + last_of_branch(t, "out", ((mixed, q_bytes),) if in_rows or plain else (), a)
 
 
 def turn(t: Terms, name: str, width: int, beside: int, alive: int) -> Row:
@@ -239,7 +237,8 @@ def latent_attention(t: Terms) -> list[Row]:
     q, k, v = n * wide * h, n * wide * h, n * narrow * h
 
     def inner(name: str) -> Tensors:
-        return () if t.selective and not t.autocast else ((f"{name} [B,T,D]", n * {"query_norm": q_lora}.get(name, kv_lora) * h),)
+        size = q_lora if name == "query_norm" else kv_lora
+        return () if t.selective else ((f"{name} [B,T,D]", n * size * h),)
 
     rows = [
         norm(t, "norm1", "x, input of the block", entered(t), 2 * r),
