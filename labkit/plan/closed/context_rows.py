@@ -34,7 +34,7 @@ def attend(
     copy = queries * word * (shape.position == "rotary" or setting.context == "ulysses")  # y in rows
     if setting.context == "ulysses":
         whole, mixed = asked * word + block, queries * word
-        kept = (
+        kept: Tensors = (
             ("query, key and value of whole rows", whole), ("mixed values of whole rows", mixed),
             ("log-sums of attention", logs),
         )  # fmt: skip

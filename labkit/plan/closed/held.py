@@ -1,6 +1,7 @@
 """What each strategy holds at a moment of a step besides what it holds all the time: one function each.
 
-    in elements      N of a group of parameters, a of them arrived, s of these in buckets that are full, b in the last one
+    elements: N of a group of parameters, a of them arrived, s of these in buckets that are full, b in the last of these
+
     n ranks          gradients                                              on its way            weights
     ddp              0: its buckets are there all the time                  0
     zero1            first pass a, later N; in the last pass - s + s/n      b                     0

@@ -91,7 +91,7 @@ class Job:
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def owned(self, place: int | None = None) -> list[tuple[ParamGroup, int]]:
-        """Group and elements of each tensor that the optimizer steps on; `place`: of these groups of parameters only."""
+        """Group and elements of each tensor that the optimizer steps on; `place`: of this group alone."""
         return [
             size
             for groups in self.groups

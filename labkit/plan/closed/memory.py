@@ -13,9 +13,9 @@
     zero2                                        4 N          4 N/n + buckets    8 N/n
     zero3                                        4 N/n        4 N/n + units      8 N/n      + units on their way
 
-Blocks are alike: what is held falls, or rises, from one to the next by the same amount, so that the highest moment is in
-the first ones or in the last ones. `EDGE` of them are looked at, since the first bucket may leave in the second block.
-All numbers are those of labkit's own strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe counts.
+Blocks are alike: what is held falls, or rises, from one to the next by the same amount, so that the highest moment is
+in the first ones or in the last ones. `EDGE` of them are looked at, since the first bucket may leave in the second one.
+All numbers are those of labkit's own strategies (labkit.parallel) with torch's optimizers, counted as MemoryProbe does.
 
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4.
 """
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
-from labkit.plan.closed.held import HOLDS, Held, Moment, between
 from labkit.plan.closed.flight import Turn
+from labkit.plan.closed.held import HOLDS, Held, Moment, between
 from labkit.plan.closed.job import Job
 from labkit.plan.groups import ParamGroup
 from labkit.plan.layout import Layout
@@ -38,7 +38,8 @@ from labkit.plan.stages import check_plan
 EDGE = 3
 """Blocks at each end of a stage that are looked at one by one."""
 SOURCES = (
-    "arXiv:1910.02054, 5.3", "arXiv:1910.02054, 5.2", "arXiv:1910.02054, 5.1", "arXiv:2205.05198, 4", "labkit.plan.closed",
+    "arXiv:1910.02054, 5.3", "arXiv:1910.02054, 5.2", "arXiv:1910.02054, 5.1", "arXiv:2205.05198, 4",
+    "labkit.plan.closed.held",
 )  # fmt: skip
 
 

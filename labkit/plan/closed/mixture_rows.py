@@ -11,13 +11,9 @@ in as many runs of neighbours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from labkit.plan.closed.rows import Row, Tensors
+from labkit.plan.closed.steps import Terms, entered, hidden_rows, norm
 from labkit.plan.expert_load import Load
-
-if TYPE_CHECKING:
-    from labkit.plan.closed.table import Terms
 
 RUNS = 8
 """Runs of experts that have rows of their own in the table."""
@@ -27,8 +23,6 @@ INDEX = 8
 
 def mixture(t: Terms) -> list[Row]:
     """norm2 to the sum of all experts that a token meets."""
-    from labkit.plan.closed.table import entered, hidden_rows, norm  # which imports this module
-
     shape, setting, r, d = t.shape, t.setting, t.residual, t.shape.d_model
     n, k, e, h, exact = t.tokens, shape.top_k, shape.n_expert, t.narrow, t.exact
     table = Load.of(shape).table(setting.rows, setting.seq, setting.ep)
@@ -48,10 +42,10 @@ def mixture(t: Terms) -> list[Row]:
     size, scores = d * e * t.wide, n * e * exact
     saves = (*x, *((("router in fp32", d * e * exact),) if exact > t.wide else ()))
     cast = exact > t.wide
+    around = beside + again + scores + back * (1 + (setting.tp > 1)) + d * e * exact
     rows = [
         norm(t, "norm2", "x + attention [B,T,D]", entered(t), 2 * r),
-        Row("router", saves, (("router", d * e),), scores, beside + again + scores + back + d * e * exact + back * (setting.tp > 1),
-            beside + back + d * e * exact * cast, size),
+        Row("router", saves, (("router", d * e),), scores, around, beside + back + d * e * exact * cast, size),
         Row("shares of the experts", (("shares of the experts", scores),), (), 2 * scores, beside + 3 * scores),
         Row("chosen", (("experts of each token", INDEX * n * k),), (), 2 * n * k * exact, beside + 2 * scores),
     ]  # fmt: skip
