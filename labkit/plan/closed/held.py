@@ -70,6 +70,15 @@ def ddp(group: Group, recipe: Recipe, at: Moment) -> Held:
     return Held(other=codes + sum(2 * group.n * one.message for one in coded[-1:]))
 
 
+def decoding(group: Group) -> int:
+    """Bytes when 8-bit gradients have all left: bucket after bucket is decoded in fp32, and its codes are freed."""
+    coded = [Coded(bucket.numel, group.n) for bucket in group.buckets]
+    codes = [(group.n + 1) * one.message for one in coded]
+    turned = sum(codes) - coded[-1].message + group.n * coded[-1].part + max(coded[-1].units, coded[-1].part)
+    decoded = [sum(codes[k:]) - one.message + group.n * one.part + one.units for k, one in enumerate(coded)]
+    return max(turned, *decoded)
+
+
 def zero1(group: Group, recipe: Recipe, at: Moment) -> Held:
     """Gradients as autograd makes them; in the last pass buckets leave, and 1/n of each comes back."""
     whole = group.numel if at.passes else at.arrived
@@ -102,7 +111,7 @@ def zero3(group: Group, recipe: Recipe, at: Moment) -> Held:
     coming = [] if idle else [j for j in order if units[j]][: recipe.prefetch]
     whole = {*coming, *((k,) if at.inside and not at.leaves else ())}
     if not recipe.reshard:
-        whole |= set(range(count if at.ahead or (at.behind and not at.onward) else k + 1))
+        whole |= set(range(count if at.ahead or at.behind else k + 1 - at.leaves))
     weights = sum(units[j] for j in whole) + group.staying
     copies = sum(copy_bytes(group, recipe, j, wide) for j in coming)
     done = [] if at.onward else [unit for unit in units[k + 1 :] if unit]

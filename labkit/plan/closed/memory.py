@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.closed.flight import Turn
-from labkit.plan.closed.held import HOLDS, Held, Moment, between
+from labkit.plan.closed.held import HOLDS, Held, Moment, between, decoding
 from labkit.plan.closed.job import Job
 from labkit.plan.groups import ParamGroup
 from labkit.plan.layout import Layout
@@ -213,6 +213,9 @@ def optimizer(job: Job) -> Iterator[Sum]:
         sum(group.padded // group.n for groups in job.groups for group in groups) * r.gradient_bytes * r.cuts.state
     )
     waits = job.cut_rows
+    if r.gradients == "8bit":
+        for group in (group for groups in job.groups for group in groups if group.n > 1):
+            yield Sum("the gradients' way", 0, 0, 0, waits + decoding(group))
     if r.offload and job.device != "cpu":
         return
     for place in (None,) if job.layout.ep == 1 else (0, 1):
