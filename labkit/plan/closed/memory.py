@@ -22,13 +22,16 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Korthikanti et al., ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.closed.flight import Turn
 from labkit.plan.closed.held import HOLDS, Held, Moment, between, decoding
 from labkit.plan.closed.job import Job
+from labkit.plan.closed.stage import Group, Stage
 from labkit.plan.groups import ParamGroup
 from labkit.plan.layout import Layout
 from labkit.plan.recipe import Recipe
@@ -78,129 +81,139 @@ def moments(job: Job) -> Iterator[Sum]:
     """All moments that may be the highest."""
     yield Sum("between steps", 0, 0, 0, 0)
     for turn in job.turns:
-        yield from onward(job, turn) if turn.kind == "F" else backward(job, turn)
+        one = Pass(job, turn)
+        yield from one.onward() if turn.kind == "F" else one.backward()
     yield from optimizer(job)
 
 
-def others_hold(job: Job, turn: Turn) -> Held:
-    """What the strategies of the other stages of this rank hold."""
-    states = [
-        between(group, job.recipe, turn.done[k], turn.finished[k], turn.held[k] > 0 and not job.recipe.reshard)
-        for k, groups in enumerate(job.groups)
-        if k != turn.stage
-        for group in groups
-    ]
-    return Held(*(sum(numbers) for numbers in zip(Held(), *states, strict=True)))
+@dataclass(frozen=True)
+class Pass:
+    """A micro-batch on its way through one stage of a rank, and all that is alive around it."""
 
+    job: Job
+    turn: Turn
 
-def onward(job: Job, turn: Turn) -> Iterator[Sum]:
-    """A micro-batch forward through a stage."""
-    index, r = turn.stage, job.recipe
-    stage, groups, holds = job.stages[index], job.groups[index], HOLDS[r.strategy]
-    others = turn.weigh(job.sizes, 0) - stage.held + turn.onward * job.boundary
-    waits, rest, cached = turn.back * job.boundary + job.cut_rows, others_hold(job, turn), 0
-    looked_at = set(edges(len(stage.layers)))
-    for k, layer in enumerate(stage.layers):
-        if k in looked_at:
-            at = Moment(k, 0, turn.done[index], False, True, ahead=turn.held[index] > 1)
-            states = [holds(group, r, at) for group in groups]
-            beside = others + stage.held_before[k] + cached * (layer.kind != "loss")  # it runs outside of autocast
-            name = "the loss" if layer.kind == "loss" else "forward"
-            yield total(name, (rest, *states), beside + layer.forward, waits)
-        cached += layer.cached
+    @cached_property
+    def stage(self) -> Stage:
+        """The stage at work."""
+        return self.job.stages[self.turn.stage]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of its parameters."""
+        return self.job.groups[self.turn.stage]
+
+    @cached_property
+    def others(self) -> int:
+        """Bytes of activations of all other micro-batches in flight, and of those on their way to the next stage."""
+        return self.turn.weigh(self.job.sizes, 0) - self.stage.held + self.turn.onward * self.job.boundary
+
+    @cached_property
+    def waits(self) -> int:
+        """Bytes of gradients on their way to the stage before, and of this rank's part of rows."""
+        return self.turn.back * self.job.boundary + self.job.cut_rows
+
+    @cached_property
+    def beside(self) -> Held:
+        """What the strategies of the other stages of this rank hold."""
+        turn, reshard = self.turn, self.job.recipe.reshard
+        return together(
+            between(group, self.job.recipe, turn.done[k], turn.finished[k], turn.held[k] > 0 and not reshard)
+            for k, groups in enumerate(self.job.groups)
+            if k != turn.stage
+            for group in groups
+        )
+
+    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> Held:
+        """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
+        experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
+        turn, r, shared = self.turn, self.job.recipe, self.turn.held[self.turn.stage] > 1
+        onward = turn.kind == "F"
+        states = [
+            HOLDS[r.strategy](
+                group, r,
+                Moment(
+                    k, count, turn.done[turn.stage], turn.last, onward, number == leaving,
+                    number == leaving or (leaving is None and (number == 0 or inside)), shared and onward,
+                    shared and not onward,
+                ),
+            )
+            for number, (group, count) in enumerate(zip(self.groups, arrived, strict=True))
+        ]  # fmt: skip
+        return together([self.beside, *states])
+
+    def total(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
+        """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
+        return Sum(
+            when, held.weights, held.gradients + gradients, self.others + activations, self.waits + held.other + other
+        )
+
+    def onward(self) -> Iterator[Sum]:
+        """Forward through the layers at both ends."""
+        layers, cached, nothing = self.stage.layers, 0, (0,) * len(self.groups)
+        for k, layer in enumerate(layers):
+            if k in edges(len(layers)):
+                beside = cached * (layer.kind != "loss")  # which runs outside of autocast
+                when = "the loss" if layer.kind == "loss" else "forward"
+                yield self.total(when, self.held(k, nothing), self.stage.held_before[k] + beside + layer.forward, 0)
+            cached += layer.cached
+
+    def backward(self) -> Iterator[Sum]:
+        """Back through the layers at both ends."""
+        if kept := self.job.kept[self.turn.stage]:
+            when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
+            both = 2 * self.job.boundary  # the gradient that came, and the one that goes to the stage before
+            yield self.total(when, self.held(0, nothing, False), self.stage.held, kept + both)
+        for k in reversed(edges(len(self.stage.layers))):
+            yield from self.layer_back(k)
+
+    def layer_back(self, k: int) -> Iterator[Sum]:
+        """Back through one layer, row by row; a layer that kept its input alone first runs forward again."""
+        layer, before, zero3 = self.stage.layers[k], self.stage.held_before[k], self.job.recipe.cuts.weights
+        when = f"backward of {f'block {k - 1}' if layer.kind in ('block', 'dense') else f'the {layer.kind}'}"
+        arrived, inside, saved = [group.after[k] for group in self.groups], True, before + layer.saved
+        held = self.held(k, arrived)
+        # the tied head's gradient waits for the table's
+        waiting = self.stage.tied_bytes if layer.kind not in ("loss", "head") else 0
+        if layer.kept is not None:
+            yield self.total(f"{when}, run again", held, before + layer.again, layer.result, waiting)
+        for row in reversed(layer.rows):
+            if row.part != inside and len(self.groups) > 1:
+                inside, held = row.part, self.held(k, arrived, row.part)
+            yield self.total(when, held, saved, row.backward - row.fresh, waiting + row.fresh)
+            saved -= row.saved
+            if not row.weights:
+                continue
+            if row.name == "token" and self.stage.tied:
+                yield self.total(when, held, saved, row.after, waiting + 2 * row.fresh)
+                waiting = 0
+            copies = 1 + 2 * self.job.recipe.fp32_gradients  # made half as wide, and widened
+            yield self.total(when, held, saved, row.after, waiting + row.fresh * copies)
+            number = int(row.part and len(self.groups) > 1)
+            full = self.groups[number].full(arrived[number])
+            arrived[number] += row.numel * (not (self.stage.tied and row.name == "logits"))
+            if not zero3 and self.groups[number].full(arrived[number]) > full:
+                leaves = self.held(k, arrived, row.part, number)
+                yield self.total(when, leaves, saved, row.after, waiting)
+            held = self.held(k, arrived, row.part)
+        for number, group in enumerate(self.groups):
+            if zero3 and group.units[k]:
+                leaves = self.held(k, arrived, False, number)
+                yield self.total("a unit's gradients leave", leaves, before, layer.result * (k > 0), waiting)
 
 
 def edges(count: int) -> list[int]:
-    """The layers at both ends that are looked at."""
+    """The layers at both ends that are looked at, first to last."""
     side = EDGE + 2
     return [*range(min(side, count)), *range(max(side, count - side), count)]
 
 
-def total(when: str, states: tuple[Held, ...], activations: int, other: int, gradients: int = 0) -> Sum:
-    """The sum of what strategies hold and of these bytes."""
-    return Sum(
-        when, sum(state.weights for state in states), gradients + sum(state.gradients for state in states), activations,
-        other + sum(state.other for state in states),
-    )  # fmt: skip
-
-
-def backward(job: Job, turn: Turn) -> Iterator[Sum]:
-    """A micro-batch back through a stage, row by row of the layers at both ends."""
-    index, r, last = turn.stage, job.recipe, turn.last
-    stage, groups, holds, passes = job.stages[index], job.groups[index], HOLDS[r.strategy], turn.done[index]
-    others = turn.weigh(job.sizes, 0) - stage.held + turn.onward * job.boundary
-    waits, rest = turn.back * job.boundary + job.cut_rows, others_hold(job, turn)
-    behind = turn.held[index] > 1
-    if kept := job.kept[index]:
-        states = tuple(holds(group, r, Moment(0, 0, passes, last, inside=False)) for group in groups)
-        when = "between B and W of the last micro-batch in flight"
-        yield total(when, (rest, *states), others + stage.held, waits + kept + 2 * job.boundary)
-    tied = next((row.fresh for layer in stage.layers for row in layer.rows if row.name == "logits"), 0) * stage.tied
-    where = set(edges(len(stage.layers)))
-    for k in sorted(where, reverse=True):
-        layer, before = stage.layers[k], others + stage.held_before[k]
-        when = {"block": f"backward of block {k - 1}", "dense": f"backward of block {k - 1}"}.get(
-            layer.kind, f"backward of the {layer.kind}"
-        )
-        saved = before + layer.saved
-        waiting = tied if layer.kind not in ("loss", "head") else 0  # the tied head's gradient waits for the table's
-        yield from again(job, layer, before, when, k, groups, rest, waits, passes, last, behind, waiting)
-        arrived = [group.after[k] for group in groups]
-        for row in reversed(layer.rows):
-            numels = [0] * len(groups)
-            for name, size in row.weights:
-                if not (stage.tied and name == "logits"):
-                    numels[len(groups) > 1 and name.startswith("experts.")] += size
-            ats = [
-                Moment(k, count, passes, last, inside=number == 0 or row.part, behind=behind)
-                for number, count in enumerate(arrived)
-            ]
-            now = tuple(holds(group, r, at) for group, at in zip(groups, ats, strict=True))
-            yield total(when, (rest, *now), saved, waits + row.backward - row.fresh, waiting + row.fresh)
-            saved -= row.saved
-            if not row.numel:
-                continue
-            if row.name == "token" and stage.tied:
-                yield total(when, (rest, *now), saved, waits + row.after, waiting + 2 * row.fresh)
-                waiting = 0
-            yield total(when, (rest, *now), saved, waits + row.after, waiting + row.fresh * (1 + 2 * r.fp32_gradients))
-            arrived = [count + numel for count, numel in zip(arrived, numels, strict=True)]
-            if r.strategy == "zero3":
-                continue
-            for number, group in enumerate(groups):  # a bucket may be full now
-                if group.full(arrived[number]) > group.full(arrived[number] - numels[number]):
-                    leaving = ats[number]._replace(arrived=arrived[number], leaves=True)
-                    states = (*now[:number], holds(group, r, leaving), *now[number + 1 :])
-                    yield total(when, (rest, *states), saved, waits + row.after, waiting)
-        if r.strategy == "zero3":
-            for number, group in enumerate(groups):
-                if group.units[k]:
-                    at = Moment(k, arrived[number], passes, last, leaves=True, behind=behind)
-                    others_now = tuple(
-                        holds(one, r, at._replace(leaves=False, inside=False, arrived=one.after[k] + one.units[k]))
-                        for other, one in enumerate(groups)
-                        if other != number
-                    )
-                    yield total(
-                        "a unit's gradients leave", (rest, *others_now, holds(group, r, at)), before,
-                        waits + (layer.result if k else 0), waiting,
-                    )  # fmt: skip
-
-
-def again(
-    job: Job, layer: Any, before: int, when: str, k: int, groups: Any, rest: Held, waits: int, passes: int, last: bool,
-    behind: bool, waiting: int,
-) -> Iterator[Sum]:  # fmt: skip
-    """A block of which only the input was kept runs forward again, beside the gradient of its result."""
-    if layer.kept is None:
-        return
-    highest, saved = 0, 0
-    for row in layer.rows:
-        saved += row.saved
-        highest = max(highest, saved + row.forward)
-    holds = HOLDS[job.recipe.strategy]
-    states = tuple(holds(group, job.recipe, Moment(k, group.after[k], passes, last, behind=behind)) for group in groups)
-    yield total(f"{when}, run again", (rest, *states), before + highest, waits + layer.result, waiting)
+def together(states: Iterable[Held]) -> Held:
+    """The sum of what several hold."""
+    weights = gradients = other = 0
+    for state in states:
+        weights, gradients, other = weights + state.weights, gradients + state.gradients, other + state.other
+    return Held(weights, gradients, other)
 
 
 def optimizer(job: Job) -> Iterator[Sum]:

@@ -42,6 +42,11 @@ class Stage:
         return (0, *accumulate(one.held for one in self.layers))
 
     @cached_property
+    def tied_bytes(self) -> int:
+        """Bytes of the tied head's gradient, which waits for the table's other use."""
+        return self.tied * sum(row.fresh for one in self.layers for row in one.rows if row.name == "logits")
+
+    @cached_property
     def params(self) -> tuple[Params, ...]:
         """The parameters of each layer."""
         return tuple(
