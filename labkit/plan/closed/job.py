@@ -90,38 +90,30 @@ class Job:
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def owned(self, place: int | None = None) -> list[tuple[ParamGroup, int]]:
-        """Group and elements of each tensor that the optimizer steps on; `place`: of this group alone."""
-        return [
-            size
-            for groups in self.groups
-            for group in (groups if place is None else groups[place : place + 1])
-            for size in self.recipe.strategy_law.owned(group.params, group.n, self.recipe)
-        ]
+    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+        """Group and elements of each tensor that an optimizer steps on."""
+        return self.recipe.strategy_law.owned(group.params, group.n, self.recipe)
 
-    def matrix_steps(self, place: int | None = None) -> list[MatrixStep]:
-        """The steps of an optimizer on whole matrices; [] for one that needs none whole."""
-        r, law, coords = self.recipe, self.recipe.steps_by.by_matrix, self.layout.coords(self.rank)
+    def matrix_step(self, group: Group, number: int) -> MatrixStep | None:
+        """An optimizer's step on the whole matrices of a group, the `number`-th of its stage; None if it needs none."""
+        r, law, slot = self.recipe, self.recipe.steps_by.by_matrix, self.layout.coords(self.rank)["tp"]
         if law is None:
-            return []
-        steps = []
-        for number, group in (pair for groups in self.groups for pair in enumerate(groups) if place in (None, pair[0])):
-            n = group.n if r.cuts.state else 1
-            layers: list[list[tuple[str, int]]] = [list(one.sizes) for one in group.params]
-            if r.strategy_law.in_buckets:
-                buckets = in_buckets(group.params, n, r.gradient_bytes, r.bucket_bytes, r.grouping)
-                layers = [[pair[1:] for pair in run] for bucket in buckets for run in bucket.runs.values()]
-            hidden = [[pair for pair in run if r.grouping.of_weight(pair[0]).by_matrix] for run in layers]
-            matrices = [
-                [matrix for name, size in run for matrix in matrices_of(self.shape, name, size, self.layout.tp)]
-                for run in hidden
-                if run
-            ]
-            if not r.cuts.state:
-                matrices = [[matrix] for run in matrices for matrix in run]
-            where = self.sharers(number).index(self.rank) % n
-            steps.append(MatrixStep(law, matrices, n, where, self.layout.tp, coords["tp"], r.state_bytes))
-        return steps
+            return None
+        n = group.n if r.cuts.state else 1
+        runs: list[list[tuple[str, int]]] = [list(one.sizes) for one in group.params]
+        if r.strategy_law.in_buckets:
+            buckets = in_buckets(group.params, n, r.gradient_bytes, r.bucket_bytes, r.grouping)
+            runs = [[pair[1:] for pair in run] for bucket in buckets for run in bucket.runs.values()]
+        hidden = [[pair for pair in run if r.grouping.of_weight(pair[0]).by_matrix] for run in runs]
+        matrices = [
+            [matrix for name, size in run for matrix in matrices_of(self.shape, name, size, self.layout.tp)]
+            for run in hidden
+            if run
+        ]
+        if not r.cuts.state:
+            matrices = [[matrix] for run in matrices for matrix in run]
+        where = self.sharers(number).index(self.rank) % n
+        return MatrixStep(law, matrices, n, where, self.layout.tp, slot, r.state_bytes)
 
     def sharers(self, part: int) -> tuple[int, ...]:
         """The ranks that have the same weights as this one: of part 1, the experts that ep deals out, or the rest."""
@@ -136,13 +128,17 @@ class Job:
         state        (tensors of the optimizer + masters) x 4 a number stepped on, and Adam's count of steps"""
         r = self.recipe
         groups, wide = [group for groups in self.groups for group in groups], r.state_bytes
-        owned = self.owned()
+        owned = [size for group in groups for size in self.owned(group)]
         stepped, numel = sum(size for _, size in owned), sum(group.numel for group in groups)
         padded = numel if r.strategy == "ddp" else sum(group.padded for group in groups)
         weights = stepped * r.weight_bytes if r.cuts.weights else padded * r.weight_bytes
         gradients = 0 if r.cuts.state else numel * r.gradient_bytes
         law = r.steps_by
-        state = sum(step.kept for step in self.matrix_steps()) if law.by_matrix and law.by_matrix.keeps else 0
+        state = 0
+        if law.by_matrix and law.by_matrix.keeps:
+            pairs = [pair for groups in self.groups for pair in enumerate(groups)]
+            steps = [self.matrix_step(group, number) for number, group in pairs]
+            state = sum(step.kept for step in steps if step is not None)
         for kind, size in owned:
             state += size * wide * law.beside(kind.by_matrix) + 4 * (law.adam and not kind.by_matrix)
         masters = stepped * wide

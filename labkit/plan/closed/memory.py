@@ -219,8 +219,8 @@ def together(states: Iterable[Held]) -> Held:
 def optimizer(job: Job) -> Iterator[Sum]:
     """The optimizer's step: gradients, 1/n of them where they are cut, and temporaries.
 
-    For Adam the square root of the variance, and that over its correction, one tensor after another on a CPU. Experts
-    that are dealt out have an optimizer of their own, which steps after that of the rest."""
+    For Adam the square root of the variance, and that over its correction, one tensor after another on a CPU. Each
+    stage has an optimizer of its own, and so have experts that are dealt out; they step one after another."""
     r = job.recipe
     gradients = (
         sum(group.padded // group.n for groups in job.groups for group in groups) * r.gradient_bytes * r.cuts.state
@@ -231,18 +231,16 @@ def optimizer(job: Job) -> Iterator[Sum]:
             yield Sum("the gradients' way", 0, 0, 0, waits + decoding(group))
     if r.offload and job.device != "cpu":
         return
-    for place in (None,) if job.layout.ep == 1 else (0, 1):
-        owned = job.owned(place)
+    for number, group in (pair for groups in job.groups for pair in enumerate(groups)):
         kinds: dict[ParamGroup, list[int]] = {}
-        for kind, size in owned:
+        for kind, size in job.owned(group):
             kinds.setdefault(kind, []).append(size * r.state_bytes)
-        scratch = max((step.temporaries(not r.cuts.state) for step in job.matrix_steps(place)), default=0)
+        step = job.matrix_step(group, number)
+        scratch = 0 if step is None else step.temporaries(not r.cuts.state)
         for kind, sizes in kinds.items():
             if r.steps_by.adam and not kind.by_matrix:
-                pairs = zip(sizes, [0, *sizes], strict=False)
-                scratch = max(
-                    scratch, max(2 * size + before for size, before in pairs) if job.device == "cpu" else sum(sizes)
-                )
+                one_by_one = max(2 * size + before for size, before in zip(sizes, [0, *sizes], strict=False))
+                scratch = max(scratch, one_by_one if job.device == "cpu" else sum(sizes))
         widened, stepped = 0, [size for sizes in kinds.values() for size in sizes]
         if r.has_masters and not r.fp32_gradients:  # fp32 gradients for the masters
             widened = sum(stepped) // 2 if r.cuts.state else sum(stepped)  # ZeRO's bf16 ones are freed
