@@ -57,6 +57,7 @@ class Sum(NamedTuple):
 
     @property
     def total(self) -> int:
+        """All of it."""
         return self.weights + self.gradients + self.activations + self.other
 
 

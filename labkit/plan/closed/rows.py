@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerTable:
     """A layer's table. `result`: bytes of what it gives to the next one; `cached`: bytes that autocast keeps besides
     until the forward of all layers is over; `alone`: where only the layer's input is kept (`kept`), the highest moment
     of a forward that saves nothing."""

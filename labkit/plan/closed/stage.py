@@ -1,6 +1,6 @@
 """A pipeline's stage as tables: its layers in a row, and their parameters as a strategy shares them out.
 
-    embedding  block 0  block 1  . . .  block 95  head  loss          each a Layer (rows.py); blocks are all one
+    embedding  block 0  block 1  . . .  block 95  head  loss          each a LayerTable (rows.py); blocks are all one
 
 Parameters fall into groups: with ep the experts are shared out over other ranks than the rest. Gradients arrive from
 the last parameter to the first, so that one number, the elements that have arrived, says which buckets are full.
@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from labkit.plan.buckets import Params, fill
-from labkit.plan.closed.rows import Layer
+from labkit.plan.closed.rows import LayerTable
 from labkit.plan.closed.table import layer
 from labkit.plan.groups import Grouping
 from labkit.plan.ops import Setting
@@ -28,7 +28,7 @@ EXPERTS = "experts."
 class Stage:
     """Layers in a row; `tied`: the head's weight is the embedding's, in this stage."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerTable, ...]
     tied: bool
 
     @cached_property

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from labkit.plan.closed import context_rows
 from labkit.plan.closed.mixture_rows import mixture
-from labkit.plan.closed.rows import Layer, Row, Tensors
+from labkit.plan.closed.rows import LayerTable, Row, Tensors
 from labkit.plan.closed.steps import Terms, entered, hidden_rows, last_of_branch, norm, product, read
 from labkit.plan.ops import HEAD, Setting
 from labkit.plan.sizes import Sizes
@@ -142,7 +142,7 @@ def head(t: Terms) -> list[Row]:
     ]
 
 
-def loss(t: Terms) -> list[Row]:
+def loss_rows(t: Terms) -> list[Row]:
     """Cross-entropy in fp32 at least; over tp ranks each has the exponentials of its words."""
     numel, width = t.tokens * (t.shape.vocab // t.setting.tp), max(4, t.narrow)
     logits, wide = numel * t.narrow, numel * width
@@ -155,17 +155,17 @@ def loss(t: Terms) -> list[Row]:
 
 
 @lru_cache(maxsize=4096)
-def layer(shape: Sizes, kind: str, setting: Setting) -> Layer:
+def layer(shape: Sizes, kind: str, setting: Setting) -> LayerTable:
     """The table of one layer: "embedding", "block", "dense" (a block with an MLP where others have experts), "head" or
     "loss"."""
     t = Terms(shape, setting)
     if kind in ("embedding", "head", "loss"):
         if setting.recompute != "none":  # only blocks run again
             t = Terms(shape, replace(setting, recompute="none"))
-        rows = {"embedding": embedding, "head": head, "loss": loss}[kind](t)
+        rows = {"embedding": embedding, "head": head, "loss": loss_rows}[kind](t)
         words = t.tokens * (shape.vocab // setting.tp)
         result = {"embedding": t.residual, "head": words * t.narrow, "loss": max(4, t.narrow)}[kind]
-        return Layer(kind, tuple(rows), result)
+        return LayerTable(kind, tuple(rows), result)
     rows = attention(t) if shape.kv_lora is None else latent_attention(t)
     if kind == "dense":  # its input has another name
         rows[0] = rows[0]._replace(saves=(("x, input of the dense", t.residual), *rows[0].saves[1:]))
@@ -177,11 +177,11 @@ def layer(shape: Sizes, kind: str, setting: Setting) -> Layer:
         copies -= sum(row.numel for row in rows if row.name.endswith(".bias")) * t.narrow * t.autocast
     saved_copies = sum(n for row in rows for name, n in row.saves if name == "half copies of weights")
     if setting.recompute != "full":
-        return Layer(kind, tuple(rows), t.residual, copies - saved_copies)
-    return Layer(kind, tuple(rows), t.residual, copies, rows[0].saves[:1], alone(t, rows, half))
+        return LayerTable(kind, tuple(rows), t.residual, copies - saved_copies)
+    return LayerTable(kind, tuple(rows), t.residual, copies, rows[0].saves[:1], unsaved(t, rows, half))
 
 
-def alone(t: Terms, rows: list[Row], half: int) -> int:
+def unsaved(t: Terms, rows: list[Row], half: int) -> int:
     """The highest moment of a block's forward that saves nothing but its input: what one half of it works with."""
     seen = [row.forward + sum(n for name, n in row.saves if "half" not in name) for row in rows]
     return t.residual + t.whole + max(*seen[1:half], t.residual + max(seen[half + 1 :]))
