@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit import Cluster
-from labkit.plan import collectives as law
+from labkit.plan.machine import collectives as law
 from labkit.view.units import bytes_text
 
 SIZES = (8, 1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from labkit import Cluster, WorkerError
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 SMALL = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=128, seq=32, tied=False)
@@ -100,8 +100,8 @@ def products(device: str, quick: bool) -> list[Row]:
 
 def sheet_of(device: str) -> Any:
     """The data sheet of this GPU, if labkit has one."""
-    from labkit.plan.devices import row_of
-    from labkit.plan.hardware import Hardware
+    from labkit.plan.machine.devices import row_of
+    from labkit.plan.machine.hardware import Hardware
 
     if torch.device(device).type != "cuda":
         return None
@@ -111,8 +111,8 @@ def sheet_of(device: str) -> Any:
 
 def roofline(device: str, quick: bool) -> list[Row]:
     """The ops of one block and of the head, beside what the speeds measured here predict."""
-    from labkit.plan.roofline import operations, setting_in
-    from labkit.plan.shape import ModelShape
+    from labkit.plan.model.shape import ModelShape
+    from labkit.plan.step.roofline import operations, setting_in
     from labkit.probe.machine import measure_hardware
 
     config = SMALL if quick else LARGE
@@ -216,7 +216,7 @@ def trained(group: Any, config: GPTConfig, recipe: Recipe, layout: Layout, repea
 
 def strategies(device: str, quick: bool) -> list[Row]:
     """Every strategy and precision, all ranks on one device."""
-    from labkit.plan.memory import predict_memory
+    from labkit.plan.step.memory import predict_memory
 
     with Cluster(1, device="cpu", quiet=True) as alone:
         exact = alone.run(trained, SMALL, Recipe(batch_size=8, precision="fp64"), Layout(), 1)[0].value["losses"]

@@ -28,8 +28,8 @@ import psutil
 from labkit import WorkerError
 from labkit.course.training.training import Order, train
 from labkit.parallel.checkpoint_write import folder_of, folders
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 CONFIG = GPTConfig(n_layer=2, d_model=32, n_head=2, vocab=256, seq=16, tied=False)

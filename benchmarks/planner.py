@@ -26,9 +26,9 @@ from rich.table import Table
 
 from labkit import Cluster, Layout, Mesh, Recipe, interleaved, one_f_one_b, simulate
 from labkit.assemble import assemble
-from labkit.plan.hardware import Hardware
-from labkit.plan.search import plans
-from labkit.plan.time import predict_step
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.search.search import plans
+from labkit.plan.step.time import predict_step
 from labkit.probe.machine import measure_hardware
 from labkit.train.config import GPTConfig
 

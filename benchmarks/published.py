@@ -1,4 +1,4 @@
-"""The planner held against runs that others have measured and published (labkit.plan.published).
+"""The planner held against runs that others have measured and published (labkit.plan.search.published).
 
     python benchmarks/published.py [--json PATH] [--fit]
 
@@ -26,7 +26,8 @@ from typing import Any
 
 import machine
 
-from labkit.plan.compared_with_published import (
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.search.compared_with_published import (
     Compared,
     Held,
     compared,
@@ -36,8 +37,7 @@ from labkit.plan.compared_with_published import (
     memory_table,
     within,
 )
-from labkit.plan.hardware import Hardware
-from labkit.plan.time import predict_step
+from labkit.plan.step.time import predict_step
 
 SCALE = 0.08
 """The error, as a logarithm, up to which the fit counts it by its square."""

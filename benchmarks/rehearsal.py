@@ -32,8 +32,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.machine import write
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.rehearsal import rehearse
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy

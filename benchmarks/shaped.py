@@ -21,8 +21,8 @@ from rich.table import Table
 
 from labkit import Cluster, Layout, Mesh, ring
 from labkit.comm import hierarchy
-from labkit.plan import collectives as law
-from labkit.plan.topology import Links
+from labkit.plan.machine import collectives as law
+from labkit.plan.machine.topology import Links
 from labkit.probe.links import ping_pong
 
 SETTINGS = ((1e-3, 200e6), (2e-3, 50e6), (5e-3, 20e6), (20e-3, 40e6), (40e-3, 5e6))

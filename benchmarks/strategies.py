@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit import Cluster
-from labkit.plan.schedule import one_f_one_b, simulate
+from labkit.plan.schedules.schedule import one_f_one_b, simulate
 from labkit.train.config import GPTConfig
 
 CONFIG = GPTConfig(n_layer=6, d_model=384, n_head=8, vocab=256, seq=128, tied=False)

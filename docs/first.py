@@ -21,7 +21,7 @@ import torch
 
 from labkit import GPT, Cluster, GPTConfig, Group, Links, WorkerError, ZeRO3, ring
 from labkit.launch.hang_diagnosis import Autopsy
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 from labkit.probe import film
 from labkit.probe.gather import BACKWARD, WHOLE, GatherFilm, GatherProbe
 from labkit.train.gpt import cross_entropy

@@ -173,7 +173,8 @@ def _documented() -> dict[str, str]:
 
 def _place(file: str) -> str:
     """labkit/parallel/ddp.py -> parallel.ddp; a law by its own name."""
-    return file.removeprefix("labkit/").replace("plan/", "").replace("laws/", "").removesuffix(".py").replace("/", ".")
+    path = Path(file)
+    return path.stem if path.is_relative_to("labkit/plan") else file.removeprefix("labkit/")[:-3].replace("/", ".")
 
 
 def _mechanism(file: str, row: Row) -> str:

@@ -71,12 +71,13 @@ from labkit.parallel.zero1 import ZeRO1 as ZeRO1
 from labkit.parallel.zero2 import ZeRO2 as ZeRO2
 from labkit.parallel.zero3 import ZeRO3 as ZeRO3
 from labkit.plan.breakdown import Breakdown as Breakdown, Item as Item
-from labkit.plan.hardware import Hardware as Hardware
-from labkit.plan.layout import Layout as Layout
-from labkit.plan.link import Link as Link
-from labkit.plan.memory import predict_memory as predict_memory
-from labkit.plan.recipe import Recipe as Recipe
-from labkit.plan.schedule import (
+from labkit.plan.job.recipe import Recipe as Recipe
+from labkit.plan.machine.hardware import Hardware as Hardware
+from labkit.plan.machine.link import Link as Link
+from labkit.plan.machine.topology import Links as Links
+from labkit.plan.model.shape import ModelShape as ModelShape
+from labkit.plan.partition.layout import Layout as Layout
+from labkit.plan.schedules.schedule import (
     Action as Action,
     Schedule as Schedule,
     gpipe as gpipe,
@@ -87,10 +88,9 @@ from labkit.plan.schedule import (
     validate as validate,
     zero_bubble as zero_bubble,
 )
-from labkit.plan.search import Plan as Plan, plans as plans
-from labkit.plan.shape import ModelShape as ModelShape
-from labkit.plan.time import predict_step as predict_step
-from labkit.plan.topology import Links as Links
+from labkit.plan.search.search import Plan as Plan, plans as plans
+from labkit.plan.step.memory import predict_memory as predict_memory
+from labkit.plan.step.time import predict_step as predict_step
 from labkit.probe.clock import Clock as Clock
 from labkit.probe.film import Film as Film
 from labkit.probe.gather import GatherProbe as GatherProbe

@@ -56,10 +56,10 @@ from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.contracts import cut_of
-from labkit.plan.expert_load import Load
-from labkit.plan.recipe import Recipe, check
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.job.stages import blocks_of
+from labkit.plan.model.expert_load import Load
+from labkit.plan.model.shape import ModelShape
 from labkit.train import packed
 from labkit.train.checkpoint import checkpoint, checkpoint_once
 from labkit.train.config import GPTConfig

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.launch.cluster import BareCluster
 from labkit.launch.replies import Replies
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from labkit.scripted import ScriptReport, script
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ result comes back, so neither depends on the speed of the wire. Only gloo's own 
 tensor for a moment after the rank has gone on. A real peak is the rehearsed one or, now and then, a tensor more.
 
 Where a row of a mixture of experts goes depends on values, and a rehearsal has none. It takes a given load: a balanced
-one, or counts. A real rank whose router chooses so holds and sends the same, to the byte (labkit.plan.expert_load).
+one, or counts. A real rank whose router chooses so holds and sends the same, to the byte (plan.model.expert_load).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import give_
 from labkit.parallel.stage_messages import action_of_tag
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.expert_load import Load
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import Recipe, check
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.job.stages import check_plan
+from labkit.plan.model.expert_load import Load
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.train.config import GPTConfig
 

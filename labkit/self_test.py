@@ -32,7 +32,7 @@ from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import WorkerError
 from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part
 from labkit.launch.zygote import zygote
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.probe.memory import MemoryProbe
 
 PATIENCE_S = 10.0

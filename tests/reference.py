@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 
 
 class PlainMuon(torch.optim.Optimizer):

@@ -32,7 +32,7 @@ from labkit.comm.ledger import Ledger
 from labkit.comm.local import Exchange, group_on
 from labkit.comm.shaped import shape
 from labkit.comm.traffic import Traffic
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 
 START_S, TICK_S = 100.0, 1e-10
 MOST_S = 60.0

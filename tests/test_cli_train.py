@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass, fields
 
 import psutil
 import pytest
+import typer
 
+from labkit.cli.recipe_options import meaning, option_name, takes_recipe
 from labkit.launch import cluster
+from labkit.plan.job.recipe import Recipe
 from labkit.probe import peak
 from tests.typed import typed
 from tests.waiting import LONG_S, until
@@ -158,6 +162,55 @@ def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run
 def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
     """Would catch a hang, or a mistake without its numbers, where a sentence would do."""
     assert told in " ".join(refused_or_run(*words, fails=True).split())
+
+
+OTHERS = {
+    "strategy": "zero3", "schedule": "gpipe", "batch_size": 12, "n_micro": 3, "stages_per_rank": 2,
+    "checkpointing": True, "sequence_parallel": True, "precision": "fp8", "fp32_gradients": True, "offload": True,
+    "optimizer": "adam", "lr": 0.5, "weight_decay": 0.25, "warmup_steps": 7, "clip_norm": 2.0, "bucket_bytes": 4096,
+    "prefetch": 4, "seed": 5, "recompute": "full", "shard_ranks": 2, "reshard": False, "scaling": "tiles",
+    "fp8_gathers": True, "decay_on": "linears", "context": "ulysses", "gradients": "8bit",
+}  # fmt: skip
+"""Of each field of a recipe another value than the usual one."""
+
+
+@pytest.mark.parametrize("field", fields(Recipe), ids=lambda field: field.name)
+def test_each_field_of_a_recipe_is_an_option_with_help(field, monkeypatch):
+    """Would catch an option that sets another field, that nobody explains, or whose default is not the recipe's."""
+    made = list[Recipe]()
+    monkeypatch.setattr("labkit.course.training.training.train", lambda order: made.append(order.recipe))
+    monkeypatch.setattr(Recipe, "exclusions", lambda self: ())
+    name, value = option_name(field.name), OTHERS[field.name]
+    words = [f"--no-{name[2:]}"] if value is False else [name] if value is True else [name, value]
+    for line in ([], words):
+        assert typed("train", *line).returncode == 0
+    assert made == [Recipe(), Recipe(**{field.name: value})]
+    assert made[0] != made[1]
+    text = " ".join(typed("train", "--help").stdout.replace("│", " ").split())
+    assert f"{name} " in text
+    assert meaning(field.name)
+
+
+def test_a_new_field_of_a_recipe_is_an_option_at_once(monkeypatch):
+    """Would catch a list of options beside the recipe's."""
+
+    @dataclass(frozen=True)
+    class Richer(Recipe):
+        """Another recipe.
+
+        cooling_steps    after so many steps `lr` falls,
+                         and lr=0 is its end
+        """
+
+        cooling_steps: int | None = None
+
+    monkeypatch.setattr("labkit.cli.recipe_options.Recipe", Richer)
+    app, made = typer.Typer(), list[Richer]()
+    app.command()(takes_recipe(lambda recipe: made.append(recipe)))
+    for line in ([], ["--cooling-steps", "3"]):
+        app(line, standalone_mode=False)
+    assert made == [Richer(), Richer(cooling_steps=3)]
+    assert meaning("cooling_steps") == "After so many steps --lr falls, and --lr 0 is its end."
 
 
 @pytest.mark.slow

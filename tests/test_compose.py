@@ -19,9 +19,9 @@ from labkit.comm.mesh import Mesh
 from labkit.course.training.training import check_replicas
 from labkit.parallel import checkpoints
 from labkit.parallel.eight_bit_gradients import EightBitGradients
+from labkit.plan.job.recipe import SPLIT, TWO_STAGES, Recipe
 from labkit.plan.laws.precisions import PRECISIONS as LAWS
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import SPLIT, TWO_STAGES, Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_fp8_

@@ -18,9 +18,9 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel import checkpoints
 from labkit.parallel.eight_bit_gradients import EightBitGradients
 from labkit.parallel.expert import layers_of
-from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import ExpertLoad, sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_dealt_out_experts_goes_on_with_any_other_ep(then, tmp_p
     ("changes", "layout", "more", "words"),
     [
         ({"n_expert": 0}, Layout(dp=2, ep=2), {}, "this model has none"),
-        ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 has no ep=2 equal parts"),
+        ({"n_expert": 5}, Layout(dp=2, ep=2), {}, "n_expert=5 experts cannot be dealt out evenly to ep=2"),
         ({}, Layout(), {"precision": "fp16"}, "balance='bias'"),
         ({}, Layout(cp=2), {}, "no rank sees a whole one"),
         ({"balance": "none", "capacity": 1.0}, Layout(cp=2), {}, "no rank sees a whole one"),

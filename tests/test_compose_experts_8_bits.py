@@ -11,9 +11,9 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import layers_of
-from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import ExpertLoad, sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import in_8_bits

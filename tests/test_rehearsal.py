@@ -18,11 +18,11 @@ from labkit import Cluster
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
-from labkit.plan.layout import Layout
-from labkit.plan.matrices import sent_over
-from labkit.plan.rank import Rank
-from labkit.plan.recipe import STRATEGIES, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import STRATEGIES, Recipe
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.matrices import sent_over
+from labkit.plan.step.rank import Rank
 from labkit.probe.memory import MemoryProbe
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig
@@ -474,8 +474,8 @@ def test_a_rank_of_a_cluster_can_rehearse_and_still_talk(clusters):
     """Would catch a rehearsal that uses the process group of the rank that rehearses."""
 
     def both(group):
-        from labkit.plan.layout import Layout
-        from labkit.plan.recipe import Recipe
+        from labkit.plan.job.recipe import Recipe
+        from labkit.plan.partition.layout import Layout
         from labkit.rehearsal import rehearse
         from labkit.train.config import GPTConfig
 

@@ -15,13 +15,13 @@ import torch
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.expert import layers_of
-from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
-from labkit.plan.expert_load import Load
-from labkit.plan.layout import Layout
-from labkit.plan.matrices import sent_over
-from labkit.plan.rank import Rank
-from labkit.plan.recipe import STRATEGIES, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import STRATEGIES, Recipe
+from labkit.plan.model.expert_load import Load
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.matrices import sent_over
+from labkit.plan.step.bytes_sent import ExpertLoad, sent_per_step
+from labkit.plan.step.rank import Rank
 from labkit.probe.rehearsal import run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig

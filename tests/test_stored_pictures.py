@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from labkit.plan.collectives import Line, fit, seconds
+from labkit.plan.machine.collectives import Line, fit, seconds
 from labkit.view.units import parsed
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -22,10 +19,12 @@ from rich.console import Console
 import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, AlsoBare, Home, Json, words_beside, write
+from labkit.cli.recipe_options import takes_recipe
 from labkit.cli.words import announce, say
 from labkit.course.numbers import full
 from labkit.course.server.labs import SHIPPED, home_of, labs
 from labkit.launch.extras import explain
+from labkit.plan.job.recipe import Recipe
 from labkit.view.units import plural
 
 FIRST_LAB = "ten_minutes.ipynb"
@@ -67,28 +66,6 @@ class Benchmark(StrEnum):
     watched_script = "watched_script"
     kills = "kills"
     gpu = "gpu"
-
-
-OPTIONS = (
-    ("batch_size", "--batch"), ("n_micro", "--micro"), ("shard_ranks", "--shard"), ("n_layer", "--layers"),
-    ("d_model", "--width"), ("n_head", "--heads"), ("kv_heads", "--kv-heads"), ("n_kv_head", "--kv-heads"),
-    ("n_expert", "--experts"), ("top_k", "--top-k"), ("n_shared", "--shared-experts"), ("tied", "--tied"),
-    ("fp32_gradients", "--fp32-gradients"), ("fp8_gathers", "--fp8-gathers"), ("decay_on", "--decay-on"),
-    ("sequence_parallel", "--sequence-parallel"), ("stages_per_rank", "--stages-per-rank"),
-    ("warmup_steps", "--warmup"), ("clip_norm", "--clip"), ("weight_decay", "--weight-decay"),
-)  # fmt: skip
-"""Names of the library, in which it says what cannot work, and the options of `labkit train` that set them."""
-
-
-@contextmanager
-def naming_options() -> Iterator[None]:
-    """A context in which an error that names something of the library says with which option it is set."""
-    try:
-        yield
-    except ValueError as error:
-        words = set(re.findall(r"\w+", f"{error}"))
-        named = ", ".join(f"{name} is the option {option}" for name, option in OPTIONS if name in words)
-        raise ValueError(f"{error} ({named})" if named else f"{error}") from error
 
 
 def main() -> None:
@@ -182,31 +159,15 @@ def lab(
 
 
 @app.command()
+@takes_recipe
 def train(
+    recipe: Recipe,
     dp: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
     cp: Annotated[int, typer.Option(help="Context-parallel ranks, between whom each row is cut.")] = 1,
     ep: Annotated[int, typer.Option(help="Ranks of dp between whom experts are dealt out.")] = 1,
-    strategy: Annotated[str, typer.Option(help="ddp, zero1, zero2 or zero3.")] = "ddp",
-    shard: Annotated[
-        int | None, typer.Option(help="HSDP: zero3 in groups of so many dp ranks, a copy of the model in each.")
-    ] = None,
-    reshard: Annotated[bool, typer.Option(help="zero3: give weights back between forward and backward.")] = True,
-    schedule: Annotated[
-        str,
-        typer.Option(
-            help="naive, gpipe, 1f1b, interleaved, zero_bubble, zb_h2, zb_v, v_half, v_min, dualpipe_v; and dualpipe, "
-            "with an even --pp and an even --micro."
-        ),
-    ] = "1f1b",
-    micro: Annotated[int, typer.Option(help="Micro-batches of a step on each dp rank.")] = 1,
-    stages_per_rank: Annotated[
-        int,
-        typer.Option(help="Stages on a rank: for interleaved, and 2 for zb_v, v_half, v_min, dualpipe_v, dualpipe."),
-    ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 50,
-    batch: Annotated[int, typer.Option(help="Rows of a step, over all ranks.")] = 8,
     seq: Annotated[int, typer.Option(help="Bytes of text in a row.")] = 128,
     packed: Annotated[
         bool, typer.Option("--packed", help="Rows of several paragraphs, none of which sees another one.")
@@ -225,46 +186,6 @@ def train(
     ] = None,
     balance: Annotated[str, typer.Option(help="What keeps experts equally busy: none, loss or bias.")] = "loss",
     tied: Annotated[bool, typer.Option("--tied", help="One weight for embedding and head; not with --pp.")] = False,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="fp32; fp64; bf16: weights, gradients and activations, with fp32 masters in the optimizer; fp8: as "
-            "bf16, but the blocks' linears multiply 8-bit copies; nvfp4: 4-bit copies, emulated; amp: fp32 weights, "
-            "bf16 products (autocast); fp16: "
-            "autocast with loss scaling."
-        ),
-    ] = "fp32",
-    scaling: Annotated[
-        str, typer.Option(help="With fp8, units: tensor, delayed (from earlier steps), tiles or mx (emulated).")
-    ] = "tensor",
-    fp8_gathers: Annotated[
-        bool, typer.Option("--fp8-gathers", help="With fp8 and zero3: gather the linears' weights in 8 bits.")
-    ] = False,
-    fp32_gradients: Annotated[
-        bool, typer.Option("--fp32-gradients", help="With bf16, fp8 and nvfp4: add gradients up in fp32.")
-    ] = False,
-    gradients: Annotated[
-        str, typer.Option(help="With ddp, how gradients travel: exact, bf16 or 8bit (a unit for 256 of them).")
-    ] = "exact",
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Run blocks again in backward: --recompute full.")
-    ] = False,
-    recompute: Annotated[
-        str | None,
-        typer.Option(help="What backward runs again: none, gathers, selective (norms, activations) or full."),
-    ] = None,
-    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Cut what tp leaves whole.")] = False,
-    context: Annotated[str, typer.Option(help="Attention over --cp ranks: ring, gather or ulysses.")] = "ring",
-    offload: Annotated[bool, typer.Option("--offload", help="The optimizer on the CPU.")] = False,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, lamb, lars, muon or shampoo.")] = "adamw",
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    decay_on: Annotated[
-        str, typer.Option(help="What decays: all, or linears (not norms, biases and embeddings).")
-    ] = "all",
-    warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 0,
-    clip: Annotated[float | None, typer.Option(help="Limit of the gradients' norm.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and the data.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, report.json and loss.svg.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; the last is always saved.")] = 0,
@@ -280,33 +201,21 @@ def train(
     """Train a GPT on the shipped text, on real ranks, and say what it took."""
     from labkit.course.training.elastic import train as run_elastically
     from labkit.course.training.training import Order, train as run
-    from labkit.plan.layout import Layout
-    from labkit.plan.recipe import Recipe
+    from labkit.plan.partition.layout import Layout
     from labkit.train.config import GPTConfig
 
-    with naming_options():
-        config = GPTConfig(
-            n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-            n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
-        )  # fmt: skip
-        if checkpointing and recompute not in (None, "full"):
-            raise ValueError(f"--checkpointing is --recompute full, and {recompute} was asked for: give one of the two")
-        mode = "full" if checkpointing else recompute or "none"
-        recipe = Recipe(
-            strategy, schedule, batch, micro, stages_per_rank, recompute=mode, sequence_parallel=sequence_parallel,
-            precision=precision, fp32_gradients=fp32_gradients, offload=offload, optimizer=optimizer, lr=lr,
-            warmup_steps=warmup, clip_norm=clip, seed=seed, shard_ranks=shard, reshard=reshard, context=context,
-            scaling=scaling, fp8_gathers=fp8_gathers, weight_decay=weight_decay, decay_on=decay_on,
-            gradients=gradients,
-        )  # fmt: skip
-        layout = Layout(dp, pp, tp, cp, ep)
-        order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
-        announce(f"starting {plural(layout.size, 'rank')}")
-        with words_beside(to):
-            report = run_elastically(order) if elastic else run(order)
-            if report is None:
-                return  # rank 0 has it
-            Console().print(report)
+    config = GPTConfig(
+        n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
+        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
+    )  # fmt: skip
+    layout = Layout(dp, pp, tp, cp, ep)
+    order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)
+    announce(f"starting {plural(layout.size, 'rank')}")
+    with words_beside(to):
+        report = run_elastically(order) if elastic else run(order)
+        if report is None:
+            return  # rank 0 has it
+        Console().print(report)
     write(to, lambda: asdict(report))
 
 

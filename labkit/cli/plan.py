@@ -10,7 +10,6 @@ labkit plan --published --svg errors.svg                         predictions bes
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +19,14 @@ from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
 from labkit.cli.words import say, under_way
+from labkit.plan.typed import parsed, whole
 from labkit.view.terminal_table import TerminalTable
 
 if TYPE_CHECKING:
-    from labkit.plan.budget import Budget
-    from labkit.plan.hardware import Hardware
-    from labkit.plan.search import Plan
-    from labkit.plan.shape import ModelShape
+    from labkit.plan.machine.hardware import Hardware
+    from labkit.plan.model.shape import ModelShape
+    from labkit.plan.search.budget import Budget
+    from labkit.plan.search.search import Plan
 
 GPUS = 256
 STEP_TOKENS = 2**22
@@ -67,12 +67,15 @@ def plan(
         raise typer.BadParameter("--days and --price belong to a budget: say --tokens, too, such as --tokens 1T")
     if days is not None and gpus is not None:
         raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
-    from labkit.plan.hardware import Hardware
-    from labkit.plan.shape import ModelShape
+    from labkit.plan.machine.hardware import Hardware
+    from labkit.plan.model.shape import ModelShape
 
     shape, hardware = ModelShape.preset(model), Hardware.preset(gpu)
     hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
-    length = _length(seq) or shape.seq
+    try:
+        length = whole(seq, "tokens a row") if seq else shape.seq
+    except ValueError as error:
+        raise typer.BadParameter(f"--seq, {error}") from error
     n = (1 if adapter else GPUS) if gpus is None else gpus
     rows = (FEW_ROWS * max(1, n) if adapter else max(1, STEP_TOKENS // length)) if batch is None else batch
     choices: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
@@ -94,9 +97,9 @@ def _plans(
     to: Path | None,
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
-    from labkit.plan.explain import COLUMNS, explain, heading, refusals, rows
-    from labkit.plan.nearest_runs import told as published_near
-    from labkit.plan.search import plans
+    from labkit.plan.search.explain import COLUMNS, explain, heading, refusals, rows
+    from labkit.plan.search.nearest_runs import told as published_near
+    from labkit.plan.search.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
         candidates = plans(shape, hardware, n, batch, length, **choices)
@@ -126,7 +129,7 @@ def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
 
 def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
     """Lines on fine-tuning with adapters, for devices on which no plan of full training fits."""
-    from labkit.plan.search import plans
+    from labkit.plan.search.search import plans
 
     lines = list[str]()
     for kind in ("lora", "qlora"):
@@ -148,10 +151,10 @@ def _budget(
     to: Path | None,
 ) -> None:
     """The days of `n` devices, or the devices of so many days."""
-    from labkit.plan.budget import count_of, days_of, devices_of
-    from labkit.plan.nearest_runs import told
+    from labkit.plan.search.budget import days_of, devices_of
+    from labkit.plan.search.nearest_runs import told
 
-    total = count_of(tokens)
+    total = parsed(tokens, "tokens", least=1)
     with under_way(f"comparing the layouts of {shape.name} on {hardware.name}"):
         if n is not None:
             budget = days_of(shape, hardware, n, total, rows, length, price=price, **choices)
@@ -167,7 +170,14 @@ def _budget(
 
 def _published(svg: Path | None, to: Path | None) -> None:
     """The tables of errors, of seconds and of bytes, and the picture if it was asked for."""
-    from labkit.plan.compared_with_published import compared, error_table, errors, experts_table, held, memory_table
+    from labkit.plan.search.compared_with_published import (
+        compared,
+        error_table,
+        errors,
+        experts_table,
+        held,
+        memory_table,
+    )
 
     with under_way("predicting the published runs"):
         runs = compared()
@@ -185,16 +195,6 @@ def _published(svg: Path | None, to: Path | None) -> None:
         {"source": source, "band": band, "fitted": fitted._asdict(), "held_out": held_out._asdict()}
         for (source, band), (fitted, held_out) in errors(runs).items()
     ])  # fmt: skip
-
-
-def _length(words: str) -> int | None:
-    """`8192`, `8,192`, `128k` (131,072), `1M` (1,048,576); None for no words."""
-    if not words:
-        return None
-    match = re.fullmatch(r"(\d+)([km]?)", words.replace(",", "").replace("_", "").strip().lower())
-    if not match or not int(match[1]):
-        raise typer.BadParameter(f"--seq is a number of tokens such as 8192 or 128k, got {words!r}")
-    return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2]]
 
 
 def _data_of(plan: Plan) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from labkit.plan.collectives import part_bytes
+from labkit.plan.machine.collectives import part_bytes
 
 
 def charged_bytes(

@@ -4,11 +4,11 @@
     rank 1    |u u u u|                 (work)     f(q)              f(u)
                                         scatter    |f f f|f f|       |f f f f|         each gets its piece of the answer
 
-The owners are those of labkit.plan.owners: each rank holds a piece of what it owns, and the work is shared out.
+The owners are those of plan.partition.owners: each rank holds a piece of what it owns, and the work is shared out.
 Messages go matrix by matrix in an order that is the same on all ranks, and nobody waits for a later one: it cannot
 deadlock.
 
-    bytes sent per rank    `plan.owners.sent` elements: its pieces of others' matrices, others' pieces of its own
+    bytes sent per rank    `sent` elements of plan.partition.owners: its pieces of others' matrices, theirs of its own
     memory                 the whole matrices that it owns, but for those that it holds whole already
 
 Source: the scheme follows "Distributed Muon" of Liu et al. (Moonlight), arXiv:2502.16982, section 2.3, which gathers a
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.plan.owners import Held, Run, assign
+from labkit.plan.partition.owners import Held, Run, assign
 
 
 class Piece(NamedTuple):

@@ -9,14 +9,14 @@ from functools import partial
 from labkit.comm import fake, local, native, shaped, shared
 from labkit.comm.group import Group
 from labkit.comm.process_groups import Pair, ProcessGroups
-from labkit.plan.layout import CUT_AXES, GRID, Layout
+from labkit.plan.partition.layout import CUT_AXES, GRID, Layout
 
 
 @dataclass(frozen=True)
 class Mesh:
     """`dp`, `pp`, `tp` and `cp` are the groups that this rank belongs to; `world` holds them all. One ledger for all.
 
-    ep                 those between whom experts are dealt out (see labkit.plan.layout)
+    ep                 those between whom experts are dealt out (see labkit.plan.partition.layout)
     all_tokens         dp x cp, where cp cuts rows, and both ranks of a stage where it has two (`paired`): its axis in
                        the ledger is "dp"; None where `dp` is that group
     same_experts       those who hold the same experts, where ep deals them out; None where all of `data` do

@@ -3,7 +3,7 @@
 The bytes themselves take the real wire, at once. What is shaped is when they count as arrived:
 
     handed over at t        the edge carries its messages one after the other,        arrived: last byte + alpha
-    ────┬──────────────────  as fast as `rates` of plan/fair_share.py allows ────────────────┬───────────
+    ────┬──────────────────  as fast as `rates` of plan/machine/fair_share.py allows ────────────────┬───────────
         │ booked += bytes                                         served reaches the mark
         └ mark = booked                                           of the message
 
@@ -36,8 +36,8 @@ from typing import TypeAlias, TypeVar
 
 from labkit.comm.message import Stamp
 from labkit.comm.preallocated_file import allocated
-from labkit.plan.fair_share import rates
-from labkit.plan.topology import Links
+from labkit.plan.machine.fair_share import rates
+from labkit.plan.machine.topology import Links
 
 LOOK_S = 4e-3
 """A sleeper looks up this often: a message that was handed over meanwhile may have changed its due time."""

@@ -23,7 +23,7 @@ from labkit.launch.state import State
 from labkit.launch.status import Status, status_of
 from labkit.launch.verdict import proved
 from labkit.launch.zygote import Gone, zygote
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 
 
 class BareCluster:

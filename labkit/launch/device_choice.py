@@ -15,7 +15,7 @@ from labkit.launch.gpu_facts import Gpu, GpuFacts, remarks, trouble, usable
 from labkit.launch.verdict import Verdict, doubt, kept_verdict
 from labkit.launch.zygote import Gone, zygote
 from labkit.plan.checks import is_whole
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 
 WIRES = ("gloo", "shared", "nccl")
 NOT_BY_NCCL = (

@@ -34,7 +34,7 @@ from labkit.launch.ranks import Event, Ranks
 from labkit.launch.serialize import written
 from labkit.launch.warden import Ended
 from labkit.launch.zygote import Gone, zygote
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 
 START_S, JOIN_S, JOIN_RANK_S = 120.0, 60.0, 1.0
 """The most seconds that ranks may take to meet: if executed afresh, if forked, and on top for each rank."""

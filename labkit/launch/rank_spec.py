@@ -77,6 +77,6 @@ class RankSpec:
 
     @classmethod
     def read(cls, words: Mapping[str, Any]) -> RankSpec:
-        """What `written` wrote; what it left out is as by default."""
+        """Make a specification of what `written` returned. A field that the message lacks has its default."""
         script = words.get("script")
         return cls(**{**words, "script": None if script is None else ScriptSpec(**script)})

@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 class Reach(Protocol):
-    """What the two kinds do each in its own way."""
+    """The operations that differ between forked ranks and executed ones."""
 
     @abstractmethod
     def receive(self, ready: dict[Any, int], events: list[Event]) -> None:

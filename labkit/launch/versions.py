@@ -44,7 +44,7 @@ class Introduction:
 
     @classmethod
     def read(cls, words: Mapping[str, Any]) -> Introduction:
-        """What `written` wrote; names that are not known here are left out."""
+        """Make an introduction of what `written` returned; fields of other versions of labkit are ignored."""
         kinds = NodePosition, cls
         position, own = ({f.name: words[f.name] for f in fields(kind) if f.name in words} for kind in kinds)
         return cls(NodePosition(**position), **own)

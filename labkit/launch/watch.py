@@ -21,7 +21,7 @@ from labkit.launch.reply import Failure
 
 
 class Steps(Protocol):
-    """What a call and a script do each in its own way."""
+    """The steps of a watch that differ between a call and a script."""
 
     @property
     @abstractmethod

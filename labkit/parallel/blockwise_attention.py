@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.plan.context_memory import TILE
+from labkit.plan.model.context_memory import TILE
 
 Part = tuple[range, ...]
 """The positions of a rank's tokens: one run of them, or several."""

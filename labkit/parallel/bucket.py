@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
-from labkit.plan.buckets import fill
 from labkit.plan.contracts import cut_of, group_of
+from labkit.plan.partition.buckets import fill
 from labkit.plan.words import dtype_name
 
 Named = tuple[str, nn.Parameter]

@@ -21,7 +21,7 @@ tile has a shorter one.
     memory                 what was rounded away: N words of fp32, and k of the sums; codes: n m bytes a bucket until
                            it is waited for, twice as much on their way; a bucket in fp32 while it is encoded or decoded
     time                   plain tensor operations read and write some 140 bytes of memory an element to encode and
-                           decode, so that it pays where links are slow (labkit.plan.time prices both)
+                           decode, so that it pays where links are slow (labkit.plan.step.time prices both)
 
 Error feedback: what rounding has cut off is added to the next step's gradients, on each rank for its own parts, and on
 the owner of a part for its sum. Nothing is lost, only late, as in TopK (compress.py). Stochastic rounding would do

@@ -46,7 +46,7 @@ from torch.autograd import Function
 from labkit.comm.group import Group
 from labkit.parallel.data_parallel import DataParallel, Owned
 from labkit.plan.contracts import Routes
-from labkit.plan.expert_load import Load
+from labkit.plan.model.expert_load import Load
 
 Read = Callable[[Tensor], Any]
 """Counts as Python's own numbers, in lists (labkit.train.moe)."""

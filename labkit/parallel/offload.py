@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit.parallel.data_parallel import MakeOptimizer
-from labkit.plan.contracts import group_of, needs_whole_layers
+from labkit.plan.checks import check_masters
+from labkit.plan.contracts import mark_as, needs_whole_layers
 
 
 class Offload:
@@ -111,12 +112,12 @@ class Offloaded(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; the parameters follow. ValueError for another number of masters."""
-        masters = state_dict.get("masters", [])
-        if len(masters) != len(self.masters):
-            raise ValueError(f"the state has {len(masters)} masters, this optimizer has {len(self.masters)}")
+        """Take back what `state_dict` gave; the parameters follow.
+
+        Raises ValueError if the masters are others in number or shape; then nothing has changed."""
+        check_masters(self.masters.values(), state_dict.get("masters"))
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "masters"})
-        for master, saved in zip(self.masters.values(), masters, strict=True):
+        for master, saved in zip(self.masters.values(), state_dict["masters"], strict=True):
             master.copy_(saved)
         self._share()
         self.masters_to_params()
@@ -131,7 +132,7 @@ def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dty
     copy = p.detach().to(device=device or p.device, dtype=exact, copy=True)
     # pinned: copies between GPU and CPU are asynchronous only to and from pinned memory
     master = nn.Parameter(copy.pin_memory() if p.is_cuda and not copy.is_cuda else copy)
-    master.param_group = group_of(p)  # type: ignore[attr-defined]
+    mark_as(master, p)
     return master
 
 

@@ -39,8 +39,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from labkit.comm.group import Group
 from labkit.parallel.backward_halves import input_first
 from labkit.parallel.stage_messages import StageMessages
-from labkit.plan.program import KINDS
-from labkit.plan.schedule import Action, Schedule, Span, validate
+from labkit.plan.schedules.program import KINDS
+from labkit.plan.schedules.schedule import Action, Schedule, Span, validate
 from labkit.plan.words import dtype_name
 
 

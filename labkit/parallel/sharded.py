@@ -46,7 +46,7 @@ from labkit.comm.matrix_owners import Piece
 from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, in_buckets, sum_dtype
 from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
 from labkit.plan.contracts import StepsOnMatrices, cut_of, group_of, innermost, needs_whole_layers
-from labkit.plan.owners import runs_of
+from labkit.plan.partition.owners import runs_of
 
 BUCKET_BYTES = 8 * 2**20
 """Of ZeRO-1 and 2. Smaller than DDP's: a bucket is packed into a buffer of its own, which lives beside what is not yet

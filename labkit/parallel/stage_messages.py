@@ -16,8 +16,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from labkit.comm.group import Group, Work
-from labkit.plan.program import KINDS
-from labkit.plan.schedule import Action, Schedule, needs
+from labkit.plan.schedules.program import KINDS
+from labkit.plan.schedules.schedule import Action, Schedule, needs
 
 
 class StageMessages:

@@ -26,7 +26,7 @@ W bytes of weights in the generator's dtype, t ranks of a trainer that hold W/t 
              a generator    twice the largest parameter                   W/g of a bucket
 
 In full, also where ranks hold copies, want copies (what tp leaves whole) or keep what they have: `gathered_bytes`,
-`resharded_bytes` and `buffers` of a `Handover`, which are sums over its moves (labkit.plan.resharding). A broadcast is
+`resharded_bytes` and `buffers` of a `Handover`, which are sums over its moves (plan.pocket.resharding). A broadcast is
 charged to its source, as a backend carries it out; where labkit's ring does (threads, shaped links), each rank but the
 last of the chain passes W on. `meet` sends the names and places once, before the first handover.
 
@@ -48,7 +48,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
 from labkit.parallel.checkpoints import Parts, named_pieces, of_all_ranks, whole_shape
 from labkit.plan.contracts import cut_of
-from labkit.plan.resharding import Block, Move, Place, buffer_bytes, moves, rounds, sent_bytes, wholes
+from labkit.plan.pocket.resharding import Block, Move, Place, buffer_bytes, moves, rounds, sent_bytes, wholes
 from labkit.plan.words import dtype_name
 
 BUCKET_BYTES = 25 * 2**20

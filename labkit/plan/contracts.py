@@ -38,7 +38,7 @@ def cut_of(p: Any) -> int | None:
 
 
 def group_of(p: Any) -> Any:
-    """The mark that says what an optimizer does with the parameter (labkit.plan.groups.ParamGroup); None for no mark.
+    """The mark that says what an optimizer does with the parameter (labkit.plan.partition.groups); None for none.
 
     Parameters of different groups share no flat buffer, so that an optimizer's group is a list of whole shards."""
     return getattr(p, "param_group", None)

@@ -1,4 +1,4 @@
-"""The traffic of one training step, axis by axis, on real ranks: what `labkit.plan.wire_time` says in seconds.
+"""The traffic of one training step, axis by axis, on real ranks: what `labkit.plan.step.wire_time` says in seconds.
 
 cluster.run(traffic_s, layout, "tp", count, n_bytes)      seconds of `count` calls along one axis, on every rank
 """
@@ -13,9 +13,9 @@ import torch
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.plan.layout import Layout
-from labkit.plan.topology import Links
-from labkit.plan.wire_time import Demand, call_s, on_wires
+from labkit.plan.machine.topology import Links
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.wire_time import Demand, call_s, on_wires
 
 PIECE_S = 1.0
 """Predicted seconds of the longest piece, unless a single call takes longer."""

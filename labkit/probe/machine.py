@@ -27,9 +27,9 @@ import psutil
 import torch
 
 from labkit.comm.group import Group
-from labkit.plan.collectives import fit, steps
-from labkit.plan.hardware import Hardware
-from labkit.plan.link import Link
+from labkit.plan.machine.collectives import fit, steps
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
 from labkit.probe.links import Samples, ping_pong, sweep
 from labkit.probe.peak import matmul_flops
 

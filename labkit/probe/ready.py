@@ -6,7 +6,7 @@
 
 A hook on each parameter looks at the clock when autograd has added to its p.grad; 0 is `began`, when the context was
 entered (time.perf_counter). Of a parameter that got several gradients, in several backward passes, the last one counts.
-plan/bucket_replay.py takes these moments.
+plan/pocket/bucket_replay.py takes these moments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from labkit.plan.bucket_replay import Ready
+from labkit.plan.pocket.bucket_replay import Ready
 
 
 class Arrivals:

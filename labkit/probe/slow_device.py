@@ -5,7 +5,7 @@
 
 Ranks that share the cores of one machine slow each other down, and by how much is chance. A device that sleeps until
 its time has come takes that time, whatever its neighbours do, as long as the real work is the shorter part. Its
-times follow labkit.plan.compute_time:
+times follow labkit.plan.step.compute_time:
 
     products, attention      launch_s + flops / flops_per_s
     norms, sums, GELU        launch_s

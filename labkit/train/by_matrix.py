@@ -10,8 +10,8 @@ whole. Along dp the owner gets this tp rank's slice of a matrix; along tp one of
 without tp nothing is sent, and each rank computes all.
 
 An optimizer says four things (`ByMatrix`): what travels for a parameter, what is done with the whole matrix, by which
-factor the result is scaled, and its law (labkit.plan.matrices), from which the owners' shares of the work follow. What
-it keeps of a whole matrix is on the owner alone (`kept`), and is saved with the owner's piece of that matrix.
+factor the result is scaled, and its law (labkit.plan.partition.matrices), from which the owners' shares of the work
+follow. What it keeps of a whole matrix is on the owner alone (`kept`), and is saved with its piece of that matrix.
 
 Vectors, embeddings and the head step with AdamW: parameter groups with `by_matrix` False (groups.py).
 
@@ -32,8 +32,8 @@ from torch.optim import AdamW, Optimizer
 from labkit.comm.group import Group
 from labkit.comm.matrix_owners import Owners, Piece
 from labkit.plan.contracts import cut_of
-from labkit.plan.matrices import MatrixLaw
-from labkit.plan.owners import Held, Run
+from labkit.plan.partition.matrices import MatrixLaw
+from labkit.plan.partition.owners import Held, Run
 
 
 class ByMatrix(Optimizer):

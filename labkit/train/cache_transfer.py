@@ -14,7 +14,7 @@ it. So the two phases run on ranks of their own, and the keys and values of a pr
     memory      a copy of what is sent, until it is taken: of all layers, or of those that are under way
     waited for  all of it, L x, behind the prefill; while it runs max(0, x - (1 - a) p, L x - (L - a) p), if a layer
                 takes p seconds to be computed and x to be sent, and its part is there when the share a of the layer is
-                done: about a quarter, as keys and values are made first (labkit.plan.generation.exposed_s)
+                done: about a quarter, as keys and values are made first (labkit.plan.pocket.generation.exposed_s)
 
 With tp on both sides each rank sends to the one that has the same heads.
 

@@ -13,7 +13,7 @@ works for one pass of p, and waits for the others. So rows are dealt out to grou
 
     passes      N for N new tokens: the prompt, then N - 1 single tokens; each runs on p ranks, one after another
     idle        1 - N G / ((N - 1) max(p, G) + G + p - 1) of each rank's time with G groups, if all passes of all ranks
-                take equally long (labkit.plan.generation.idle_share); a prompt takes longer than a token, and a group
+                take equally long (plan.pocket.generation.idle_share); a prompt takes longer than a token, and a group
                 of fewer rows hardly less than all rows, since decode mostly reads weights
     sent        an inner rank B D numbers a token, so rows T D + (N - 1) rows D in all; the last one 8 bytes a row and
                 new token, to rank 0 (`sent_bytes`). With tp each of its ranks sends to its peer, activations whole
@@ -38,8 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group, Work
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of
+from labkit.plan.job.stages import blocks_of
+from labkit.plan.model.shape import ModelShape
 from labkit.train.config import GPTConfig
 from labkit.train.generate import check, check_wish, chosen, last_scores, padded_prompts, tp_of
 from labkit.train.gpt import GPT, Embedding, Head

@@ -5,7 +5,7 @@
 
 A strategy hands an optimizer either the parameters or flat shards of several (labkit.parallel.sharded). Since those of
 different groups never lie in one shard, a shard carries the mark of what lies in it, and `grouped` sorts shards as it
-sorts parameters. Which kind belongs to which group is said in labkit.plan.groups. Sends nothing, holds nothing.
+sorts parameters. Which kind belongs to which group is said in plan.partition.groups. Sends nothing, holds nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from labkit.plan.contracts import group_of
-from labkit.plan.groups import Grouping, ParamGroup
+from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.train.gpt import Block
 
 

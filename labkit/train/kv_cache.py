@@ -15,7 +15,7 @@ Rows of one batch may have several lengths. Tokens are then padded on their righ
                       c0 c1 c2 .  .                3            c3 at place 3
 
 Padding runs through the model for nothing, and a row that ends early has room in the cache that it does not use. Pages
-of a few tokens each, dealt out when a row grows, save that room: labkit.plan.generation.RowsOfCache counts both.
+of a few tokens each, dealt out when a row grows, save that room: labkit.plan.pocket.generation.RowsOfCache counts both.
 
     shapes      keys and values of a layer [B, K, T_max, W] each, K the key heads that this rank holds
     memory      2 L B K T_max W numbers. Heads that share their keys have fewer of them, and so has a rank of tp: K/n.

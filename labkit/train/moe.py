@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.plan.expert_load import room
+from labkit.plan.model.expert_load import room
 from labkit.train.config import GPTConfig
 
 BALANCE_LOSS = 0.01

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from labkit.comm.private import private
+from labkit.plan.checks import check_masters
 from labkit.plan.contracts import mark_as, needs_whole_layers
 from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
 from labkit.train.explore import Table, explore, limits
@@ -166,13 +167,9 @@ class MasterWeights(Optimizer):
         """Take back what `state_dict` gave, and round the masters into the parameters.
 
         Raises ValueError if the masters are others in number or shape; then nothing has changed."""
-        masters = state_dict.get("masters")
-        shapes = None if masters is None else [tuple(master.shape) for master in masters]
-        wanted = [tuple(master.shape) for _, master in self.pairs]
-        if shapes != wanted:
-            raise ValueError(f"this optimizer has masters of shapes {wanted}, the saved state has {shapes}")
+        check_masters((master for _, master in self.pairs), state_dict.get("masters"))
         self.inner.load_state_dict(state_dict["inner"])
         self._share()
-        for (_, master), saved in zip(self.pairs, masters or (), strict=True):
+        for (_, master), saved in zip(self.pairs, state_dict["masters"], strict=True):
             master.copy_(saved)
         self.masters_to_params()

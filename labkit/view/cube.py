@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from labkit.plan.layout import AXES, Layout
+from labkit.plan.partition.layout import AXES, Layout
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, headline, line, text, width_of
 
 COLOURS = MappingProxyType(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from labkit.plan.collectives import ALGORITHMS, Line, crossover_bytes, seconds
+from labkit.plan.machine.collectives import ALGORITHMS, Line, crossover_bytes, seconds
 from labkit.view import chart
 from labkit.view.units import binary_text, bytes_text, seconds_text
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.plan.explain import simplest
-from labkit.plan.search import Plan
+from labkit.plan.search.explain import simplest
+from labkit.plan.search.search import Plan
 from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import metric_text, seconds_text
 

@@ -6,7 +6,7 @@
               |    /.o
               +------------- measured
 
-Both axes are logarithmic; the dotted lines are 15% above and below. (Numbers: labkit.plan.compared_with_published.)
+Both axes are logarithmic; the dotted lines are 15% above and below. (Numbers: plan.search.compared_with_published.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from matplotlib.lines import Line2D
 
-from labkit.plan.compared_with_published import Compared, Errors
+from labkit.plan.search.compared_with_published import Compared, Errors
 from labkit.view import chart
 from labkit.view.units import plural, seconds_text
 
@@ -34,7 +34,7 @@ def published(runs: Sequence[Compared], title: str = "") -> chart.Chart:
     runs."""
     if not runs:
         raise ValueError(
-            "there are no runs to draw: labkit.plan.compared_with_published.compared() gives the published ones"
+            "there are no runs to draw: labkit.plan.search.compared_with_published.compared() gives the published ones"
         )
     seconds = [value for run in runs for value in (run.predicted_s, run.measured_s)]
     low, high = min(seconds) / 1.4, max(seconds) * 1.4

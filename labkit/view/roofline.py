@@ -8,7 +8,7 @@
               ridge 279
 
 Both axes are logarithmic. Memory limits an op left of the ridge, arithmetic one right of it, and the time to start a
-kernel one far below the roof. (Laws: labkit.plan.roofline; Williams, Waterman and Patterson 2009.)
+kernel one far below the roof. (Laws: labkit.plan.step.roofline; Williams, Waterman and Patterson 2009.)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from matplotlib.collections import LineCollection
 
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.roofline import Operation, attainable, ridge
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.step.roofline import Operation, attainable, ridge
 from labkit.view import chart
 from labkit.view.svg import INK, PALETTE, Room, cut, width_of
 from labkit.view.units import bytes_text, metric_text, seconds_text
@@ -46,7 +46,7 @@ def roofline(
 ) -> chart.Chart:
     """The roof of `hardware` in one precision, thin roofs for other precisions, and the ops below.
 
-    `operations` as from labkit.plan.roofline.operations; an op without flops has no place and is named in a note.
+    `operations` as from labkit.plan.step.roofline.operations; an op without flops has no place and is named in a note.
     `measured` maps an op's name to the seconds of one run, drawn beside the prediction. ValueError for an unknown
     precision, for a measured op that is not among `operations`, and for seconds that are not above 0."""
     seen = dict(measured or {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.schedule import Schedule, Span, bubble, simulate
+from labkit.plan.schedules.schedule import Schedule, Span, bubble, simulate
 from labkit.view import chart
 from labkit.view.svg import PALETTE, WIDTH, width_of
 from labkit.view.units import seconds_text

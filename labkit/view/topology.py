@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit.launch.reply import Reply
-from labkit.plan.link import Link
-from labkit.plan.topology import Links
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
 from labkit.view.flow import Flow, Ledgers, axes_of
 from labkit.view.places import Edge
 from labkit.view.svg import WIDTH, Picture, box, cut, headline, line, shade, text, width_of

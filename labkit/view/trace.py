@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from labkit.comm.ledger import Transfer
-from labkit.plan.layout import SHORT
+from labkit.plan.partition.layout import SHORT
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
 from labkit.view.units import bytes_text, plural

@@ -10,7 +10,7 @@
 
 The picture is drawn from the messages, whatever the algorithm is called, so a learner's own collective looks like what
 it did. Width and number of an arrow give its bytes; the table beside it has the bytes that each rank sent and received,
-next to the law. (Laws: labkit.plan.collectives; Thakur, Rabenseifner and Gropp 2005, section 4.)
+next to the law. (Laws: labkit.plan.machine.collectives; Thakur, Rabenseifner and Gropp 2005, section 4.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 from labkit.view.flow import Flow, Ledgers
 from labkit.view.places import Frame, Spot, places
 from labkit.view.strokes import Stroke
@@ -75,7 +75,7 @@ def beside_law(
 ) -> Picture:
     """`traffic` with the law of one "ring", "tree" or "star" collective on a tensor of `n_bytes` in all.
 
-    The ledgers should hold that collective only. ValueError as for plan.collectives.sent_bytes and `traffic`."""
+    The ledgers should hold that collective only. ValueError as for `sent_bytes` and `traffic`."""
     n = len(ledgers)
     law = [sent_bytes(algorithm, verb, n, n_bytes, rank, item_bytes) for rank in range(n)]
     return traffic(ledgers, law, title or f"{algorithm} {verb} of {bytes_text(n_bytes)} on {n} ranks")

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from types import MappingProxyType
 
 from labkit.plan.breakdown import MEASURED, REHEARSED
+from labkit.plan.typed import parsed as parsed
 from labkit.plan.words import plural as plural
 
-SCALES = MappingProxyType(
-    {
-        "B": MappingProxyType(
-            {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-        ),
-        "s": MappingProxyType({"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}),
-    }
-)
-"""The units that may follow a number that a person types, and their factors."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -104,21 +95,6 @@ def number_text(value: float) -> str:
         return f"{value:.0f}" if value == round(value) else plain_text(value, 3).replace(",", "")
     digits_of, _, power = f"{value:.2e}".partition("e")
     return f"{float(digits_of):g}·10{power.lstrip('+0').translate(_RAISED)}" if power else f"{value:g}"
-
-
-def parsed(text: str, unit: str) -> float:
-    """The number that a person typed: `1,024`, `1.5e6`, `2 KiB`, `0.3 ms`. ValueError for anything else, or below 0."""
-    match = re.fullmatch(r"([-+.\deE]+)\s*([^\s\d]*)", text.replace(",", "").replace("_", "").strip())
-    scales = SCALES.get("B" if unit == "bytes" else "s" if unit == "seconds" else unit)
-    suffix = match[2].lower() if match else ""
-    factor = 1.0 if suffix in ("", unit.lower()) else scales.get(suffix) if scales else None
-    try:
-        value = float(match[1]) * factor if match and factor else math.nan
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{text!r} is not a number of {unit}, 0 or more")
-    return value
 
 
 def _short(value: float) -> str:

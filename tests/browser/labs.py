@@ -574,7 +574,7 @@ LABS = (
             chooses(1, "p"), sees("with m ="),
             chooses(0, "ZeRO-2: bytes sent in a step"), sees("parameters of the model"),
             types(0, "2*N*(n-1)/n"), sees("It is 1/2 of the truth everywhere"),
-            clicks_on(CHECKBOX), sees("plan.zero_table.ModelState.sent has it"),
+            clicks_on(CHECKBOX), sees("plan.pocket.zero_table.ModelState.sent has it"),
         ),
         printed("17-68", sees("c12", "wrong")),
         widget(

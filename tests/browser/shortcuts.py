@@ -19,8 +19,8 @@ here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
 from labkit.course.topics.loss_scale_explorer import LossScaleExplorer
 """,
         "06-34": """
-from labkit.plan.collectives import Line
-from labkit.plan.bucket_replay import Ready, sizes_of
+from labkit.plan.machine.collectives import Line
+from labkit.plan.pocket.bucket_replay import Ready, sizes_of
 
 ready = [Ready(str(block), 2**16, 0.01 * (block + 1)) for block in range(12)]
 wire, backward_s = Line(1e-3, 1e-8), 0.12
@@ -67,7 +67,7 @@ loss_of = {("query, value", rank): 2.0 for rank in (8, 16)}
 seen, best, untouched = {"full": (1.0,)}, "full", (3.0,)
 """,
         "12-26": """
-from labkit.plan.link import preset
+from labkit.plan.machine.link import preset
 """,
         "16-16": """
 pipeline = ways["pipeline"]

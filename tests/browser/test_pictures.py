@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 
 from labkit.course.capstone.score_plot import Mark, plane
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.hardware import Hardware
+from labkit.plan.machine.hardware import Hardware
 from labkit.probe.gather import COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
 from labkit.probe.storages import Moment
 from labkit.view.bars import compare

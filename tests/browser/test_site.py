@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from labkit.course.export.export import export
-from labkit.view.units import SCALES, apart, parsed, value_text
+from labkit.plan.typed import SCALES, parsed
+from labkit.view.units import apart, value_text
 from tests.browser.jupyter import PATIENCE_MS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit.comm import ring, star, tree
 from labkit.comm.local import run_threads
-from labkit.plan import collectives
+from labkit.plan.machine import collectives
 from tests.cases import cases
 
 ALGORITHMS = {"ring": ring, "tree": tree, "star": star}

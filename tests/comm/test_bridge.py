@@ -12,7 +12,7 @@ import torch
 
 from labkit import Cluster, WorkerError
 from labkit.launch import call
-from labkit.plan import collectives
+from labkit.plan.machine import collectives
 
 
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])

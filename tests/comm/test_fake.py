@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from labkit import run_threads
 from labkit.comm import fake, ring, tree
 from labkit.comm.mesh import Mesh
-from labkit.plan.layout import AXES, Layout
+from labkit.plan.partition.layout import AXES, Layout
 from tests.cases import cases
 
 VERBS = {

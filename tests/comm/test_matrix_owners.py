@@ -8,7 +8,7 @@ import torch
 from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.comm.matrix_owners import Owners
-from labkit.plan.owners import Held, runs_of, sent
+from labkit.plan.partition.owners import Held, runs_of, sent
 
 SIZES = (5, 24, 3, 30, 16)
 

@@ -12,7 +12,7 @@ from labkit.comm import by_messages, hierarchy
 from labkit.comm.native import Native
 from labkit.comm.process_groups import Pair
 from labkit.parallel.context import ring_attention
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from tests.cases import cases

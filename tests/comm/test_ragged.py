@@ -10,8 +10,8 @@ from torch._subclasses import FakeTensorMode
 
 from labkit import Cluster, run_threads
 from labkit.comm import by_messages, fake
-from labkit.plan.link import Link
-from labkit.plan.topology import Links
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
 from tests.cases import cases
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -21,9 +21,9 @@ from labkit.comm import hierarchy, message
 from labkit.comm.traffic import FORGIVEN_S
 from labkit.launch import call
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from labkit.plan import collectives
-from labkit.plan.link import Link
-from labkit.plan.topology import Links
+from labkit.plan.machine import collectives
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
 from labkit.probe.links import ping_pong, sweep
 from tests.simulated import simulate
 from tests.waiting import once, stop_button, waiting

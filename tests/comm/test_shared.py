@@ -266,6 +266,7 @@ def test_a_rank_that_refuses_signals_is_freed_from_shared_memory_too(monkeypatch
     """Would catch a wait that only a signal to Python can end: a learner may have told Python to ignore it."""
     monkeypatch.setattr(call, "SURE_S", 0.2)
     monkeypatch.setattr(call, "LOOK_S", 0.1)
+    monkeypatch.setattr(call, "RELEASE_S", 60.0)  # a slow machine frees a rank late, and that is no reason to end it
 
     def deaf(group):
         signal.signal(signal.SIGINT, signal.SIG_IGN)

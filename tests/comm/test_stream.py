@@ -11,7 +11,7 @@ from torch import Tensor
 from labkit import Cluster, run_threads
 from labkit.comm import bridge, fake, shaped, stream as streams
 from labkit.comm.traffic import Traffic
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from tests.comm import gpu_streams
 from tests.comm.gpu_streams import Watch
 

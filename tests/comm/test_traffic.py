@@ -8,8 +8,8 @@ import pytest
 
 from labkit.comm import traffic
 from labkit.comm.traffic import FORGIVEN_S, LOOK_S, Traffic
-from labkit.plan.link import Link
-from labkit.plan.topology import Links
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
 
 ALPHA, SPEED = 2e-3, 1e6
 ONE_NODE = Links.uniform(4, alpha_s=ALPHA, bytes_per_s=SPEED, ports=False)

@@ -12,7 +12,7 @@ from labkit import Cluster, WorkerError, ring, star, tree
 from labkit.comm.local import run_threads
 from labkit.comm.native import Native
 from labkit.launch import call
-from labkit.plan import collectives
+from labkit.plan.machine import collectives
 
 
 @pytest.fixture(

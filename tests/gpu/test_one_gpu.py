@@ -16,8 +16,8 @@ from labkit import Cluster, Links, WorkerError, ring, run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.checkpoints import load, save
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from labkit.train.formats import E4M3, E5M2
 from labkit.train.fp8 import eight_bits, product

@@ -24,7 +24,7 @@ from labkit.launch.hang_diagnosis import Whereabouts, diagnose
 from labkit.launch.magic import run_cell
 from labkit.launch.progress import CallBar
 from labkit.launch.reply import Failure
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from tests.waiting import LONG_S, come, here, once, until
 
 

@@ -17,7 +17,7 @@ from labkit.launch.ask_gpus import facts_here
 from labkit.launch.device_choice import choose
 from labkit.launch.gpu_facts import Gpu, GpuFacts
 from labkit.launch.verdict import FAILED, PASSED, SKIPPED, Part, Verdict, keep, kept_verdict, prove, proved
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from tests.cases import cases
 from tests.waiting import until
 

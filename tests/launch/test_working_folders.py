@@ -21,7 +21,7 @@ from labkit import Cluster
 from labkit.comm.traffic import Traffic
 from labkit.launch import working_folders
 from labkit.launch.blackbox import PAGE, BlackBox
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from tests.waiting import LONG_S, until
 
 

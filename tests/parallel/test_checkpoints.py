@@ -19,7 +19,7 @@ from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from tests.cases import cases
 
 STRATEGIES = {"ddp": DDP, "zero1": ZeRO1, "zero2": ZeRO2, "zero3": ZeRO3}

@@ -17,7 +17,7 @@ from labkit.comm.local import run_threads
 from labkit.parallel.bucket import in_buckets
 from labkit.parallel.checkpoints import load_pieces, pieces
 from labkit.parallel.ddp import DDP
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 

@@ -14,9 +14,9 @@ from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.eight_bit_weights import EightBits
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.bytes_sent import sent_per_step
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.fp8 import encode, in_fp8_, unit_of

@@ -13,7 +13,7 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel import expert
 from labkit.parallel.tensor_plan import split
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from labkit.train.fp8 import SCALINGS, Delayed, in_8_bits, in_fp8_, in_sixteens, linear, product
 from labkit.train.gpt import MLP, Block

@@ -13,7 +13,7 @@ from labkit.parallel import checkpoints
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import grad_norm
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from tests.cases import cases
 from tests.parallel.training import OPTIMIZERS, adamw, batch, joined, one_process, pieces, ragged, train, worst

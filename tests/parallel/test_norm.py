@@ -15,7 +15,7 @@ from labkit.parallel.tensor_plan import split
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from tests.cases import cases
 
 PLAN = {"0": "column", "2": "row"}

@@ -25,7 +25,16 @@ from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.schedule import bubble, gpipe, in_flight, interleaved, naive, one_f_one_b, validate, zero_bubble
+from labkit.plan.schedules.schedule import (
+    bubble,
+    gpipe,
+    in_flight,
+    interleaved,
+    naive,
+    one_f_one_b,
+    validate,
+    zero_bubble,
+)
 from labkit.train.checkpoint import checkpoint
 
 WIDTH = 6

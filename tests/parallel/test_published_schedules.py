@@ -15,8 +15,8 @@ from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import in_flight
+from labkit.plan.schedules.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
+from labkit.plan.schedules.schedule import in_flight
 from tests.cases import cases, selection
 from tests.parallel.test_pipeline import (
     alone,

@@ -16,9 +16,9 @@ from labkit.parallel import checkpoints
 from labkit.parallel.expert import deal
 from labkit.parallel.tensor_plan import GPT_PLAN, split
 from labkit.parallel.weight_handover import Handover, between, gather_and_broadcast, meet, offered, reshard, wanted
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.resharding import sent_bytes
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.resharding import sent_bytes
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from labkit import GPT, GPTConfig, LoRALinear, MemoryProbe, ModelShape, inject_lora
-from labkit.plan.adapters import (
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import Setting
+from labkit.plan.step.adapters import (
     LINEARS,
     TARGETS,
     Adapter,
@@ -23,9 +25,7 @@ from labkit.plan.adapters import (
     lora_memory,
     trainable_share,
 )
-from labkit.plan.compute_time import Bench
-from labkit.plan.hardware import Hardware
-from labkit.plan.ops import Setting
+from labkit.plan.step.compute_time import Bench
 from labkit.train.checkpoint import checkpoint
 from labkit.train.gpt import cross_entropy
 

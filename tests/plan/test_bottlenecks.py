@@ -7,9 +7,20 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.plan.bottlenecks import RankTime, culprit, fed, gain, gustafson, outside, scaled, shrunk, split, starved_s
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.scaling import amdahl
+from labkit.plan.pocket.scaling import amdahl
+from labkit.plan.step.bottlenecks import (
+    RankTime,
+    culprit,
+    fed,
+    gain,
+    gustafson,
+    outside,
+    scaled,
+    shrunk,
+    split,
+    starved_s,
+)
 from tests.cases import cases
 
 PARTS = Breakdown.of({"compute": 0.04, "communication": 0.03, "bubble": 0.01, "data": 0.02}, "s")

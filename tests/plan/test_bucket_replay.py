@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.bucket_replay import Ready, best_bytes, replay, sizes_of
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
+from labkit.plan.pocket.bucket_replay import Ready, best_bytes, replay, sizes_of
 
 KIB = 1024
 BLOCKS = [Ready(f"block{k}", 64 * KIB, 0.008 * (12 - k)) for k in range(12)]

@@ -9,11 +9,11 @@ import pytest
 from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
-from labkit.plan.bytes_sent import sent_per_step
-from labkit.plan.cut_attention import CONTEXTS
-from labkit.plan.layout import Layout
-from labkit.plan.ops import RECOMPUTE
-from labkit.plan.recipe import TWO_STAGES, Recipe
+from labkit.plan.job.recipe import TWO_STAGES, Recipe
+from labkit.plan.model.cut_attention import CONTEXTS
+from labkit.plan.model.ops import RECOMPUTE
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import sent_per_step
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from tests.cases import cases, selection

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from labkit.plan.collectives import Line, crossover_bytes, fit, part_bytes, seconds, sent_bytes, steps
+from labkit.plan.machine.collectives import Line, crossover_bytes, fit, part_bytes, seconds, sent_bytes, steps
 from tests.cases import cases
 
 LINK = Line(3e-5, 2e-9)

@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from labkit.plan.compared_with_published import Compared, Errors, compared, error_table, errors, quantile
-from labkit.plan.published import published_runs
-from labkit.plan.time import predict_step
+from labkit.plan.search.compared_with_published import Compared, Errors, compared, error_table, errors, quantile
+from labkit.plan.search.published import published_runs
+from labkit.plan.step.time import predict_step
 from tests.cases import cases
 
 

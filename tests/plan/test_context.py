@@ -9,12 +9,12 @@ import torch
 
 from labkit.parallel import blockwise_attention
 from labkit.parallel.context import gathered_attention, ring_attention
-from labkit.plan.context_memory import Reach
-from labkit.plan.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
 from labkit.plan.laws import context
 from labkit.plan.laws.context import crossover, exchange_s, fastest, hides_from, seconds, sent
-from labkit.plan.link import Link
-from labkit.plan.tape import OTHER, Tape
+from labkit.plan.machine.link import Link
+from labkit.plan.model.context_memory import Reach
+from labkit.plan.model.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
+from labkit.plan.model.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
@@ -73,7 +73,8 @@ def test_latent_attention_counts_the_numbers_that_its_queries_and_keys_have_more
     """Would catch values that are as wide as keys, and a position's numbers that are left out. 128 numbers and 64 more
     for q and k are together as many as 160 for all, which is the reference."""
     latent, even = (
-        CutAttention(2**15, 4, 16, 16, width, word=word, more=more) for width, more in ((128, 64), (160, 0))
+        CutAttention(2**15, 4, 16, 16, width, word=word, rope_width=rope_width)
+        for width, rope_width in ((128, 64), (160, 0))
     )
     for law in (sent, at_work, exchange_s) if kind != "ulysses" else (sent, at_work):
         link = (FAST,) if law is exchange_s else ()
@@ -81,7 +82,7 @@ def test_latent_attention_counts_the_numbers_that_its_queries_and_keys_have_more
     assert (held_bytes(latent), latent.flops) == (held_bytes(even), even.flops)
     tapes, kept = [Tape(), Tape()], list[int]()
     for tape, layer in zip(tapes, (latent, even), strict=True):
-        wide = layer.width + layer.more
+        wide = layer.width + layer.rope_width
         q, k, v = (tape.enter(16 * layer.tokens * numbers, word) for numbers in (wide, wide, layer.width))
         y = Reach(tape, kind, layer).attend(q, k, v)
         kept.append(tape.total)

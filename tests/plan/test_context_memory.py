@@ -11,13 +11,13 @@ from labkit import Cluster, rehearse
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.context import gathered_attention, ring_attention, ulysses_attention
-from labkit.plan.context_memory import Reach
-from labkit.plan.cut_attention import CONTEXTS, CutAttention
-from labkit.plan.layout import Layout
-from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.tape import OTHER, Tape
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.model.context_memory import Reach
+from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.model.tape import OTHER, Tape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import Walk, predict_memory
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig

@@ -7,20 +7,20 @@ from itertools import product
 
 import pytest
 
-from labkit.plan.bytes_sent import sent_per_step
-from labkit.plan.compared_with_published import compared
-from labkit.plan.cut_attention import CONTEXTS, CutAttention
-from labkit.plan.efficiency import IDEAL
-from labkit.plan.hardware import Hardware
+from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws.context import seconds
 from labkit.plan.laws.context_time import data_stride, exchanges, layer_of
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.ops import Setting
-from labkit.plan.recipe import Recipe
-from labkit.plan.scaling import bottlenecks, scaling
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import mfu, predict_step
+from labkit.plan.machine.efficiency import IDEAL
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
+from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.scaling import bottlenecks, scaling
+from labkit.plan.search.compared_with_published import compared
+from labkit.plan.step.bytes_sent import sent_per_step
+from labkit.plan.step.time import mfu, predict_step
 from tests.cases import cases
 
 SHAPE = ModelShape.gpt(8, 512, 8, 8192, 1024, tied=False)

@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from labkit.plan.efficiency import IDEAL, Practice
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.published import published_runs
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.efficiency import IDEAL, Practice
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.published import published_runs
+from labkit.plan.step.time import predict_step
 
 H100 = Hardware.preset("h100")
 SHAPE = ModelShape.preset("llama-7b")

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from labkit.plan.compared_with_published import Compared, experts_table
-from labkit.plan.hardware import Hardware
+from labkit.plan.job.recipe import STRATEGIES, Recipe
 from labkit.plan.laws.muon import MUON, orthogonalising_flops
-from labkit.plan.layout import Layout
-from labkit.plan.matrices import busiest_flops
-from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.published import published_runs
-from labkit.plan.recipe import STRATEGIES, Recipe
-from labkit.plan.search import layouts, plans
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import StepTime, predict_step
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.matrices import busiest_flops
+from labkit.plan.search.compared_with_published import Compared, experts_table
+from labkit.plan.search.published import published_runs
+from labkit.plan.search.search import layouts, plans
+from labkit.plan.step.memory import Walk, predict_memory
+from labkit.plan.step.time import StepTime, predict_step
 from labkit.view.plans import spent
 
 PUBLISHED = {

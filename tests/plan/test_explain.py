@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from labkit.plan.explain import explain, waiting_s
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.search import Plan, plans
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.explain import explain, waiting_s
+from labkit.plan.search.search import Plan, plans
+from labkit.plan.step.time import predict_step
 from tests.cases import cases
 
 

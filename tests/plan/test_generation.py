@@ -7,11 +7,11 @@ import re
 import pytest
 import torch
 
-from labkit.plan import generation
-from labkit.plan.generation import ROOM, Generator, cache_bytes, cached_numbers, exposed_s, travel
-from labkit.plan.hardware import Hardware
-from labkit.plan.link import Link
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket import generation
+from labkit.plan.pocket.generation import ROOM, Generator, cache_bytes, cached_numbers, exposed_s, travel
 from tests.cases import cases
 
 H100 = Hardware.preset("h100")

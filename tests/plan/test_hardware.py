@@ -7,9 +7,9 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.plan.devices import DEVICES, row_of
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.link import Link, preset
+from labkit.plan.machine.devices import DEVICES, row_of
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.machine.link import Link, preset
 from tests.cases import cases
 
 NAMES = ("h100", "h200", "a100-80gb", "a100-40gb", "v100", "laptop", "tpu-v4")

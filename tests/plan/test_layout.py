@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from labkit import Layout
-from labkit.plan.layout import GROUPS
+from labkit.plan.partition.layout import GROUPS
 
 SIZE = st.integers(1, 5)
 

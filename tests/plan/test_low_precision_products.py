@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from labkit.plan.low_precision_products import multiplied
-from labkit.plan.tape import OTHER, Tape
+from labkit.plan.model.low_precision_products import multiplied
+from labkit.plan.model.tape import OTHER, Tape
 from labkit.probe.memory import MemoryProbe
 from labkit.train.fp8 import SCALINGS
 from tests.cases import cases

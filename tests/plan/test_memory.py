@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit.plan.breakdown import KINDS
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import Walk, predict_memory
-from labkit.plan.ops import Setting
-from labkit.plan.rank import fullest_ranks
-from labkit.plan.recipe import STRATEGIES, Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import pairs_in_flight
+from labkit.plan.job.recipe import STRATEGIES, Recipe
+from labkit.plan.job.stages import pairs_in_flight
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import Walk, predict_memory
+from labkit.plan.step.rank import fullest_ranks
 from labkit.train.config import GPTConfig
 from tests.cases import cases
 
@@ -60,7 +60,7 @@ def test_bf16_is_two_and_two_and_twelve(fp32):
 
 def test_micro_batches_in_flight_are_those_of_the_schedules():
     """Would catch a pipeline that is said to hold as many micro-batches as GPipe does, or too few."""
-    from labkit.plan.schedule import in_flight
+    from labkit.plan.schedules.schedule import in_flight
 
     for p in (2, 3, 4):
         for m in (1, 2, 3, 4, 5, 7, 8, 12):

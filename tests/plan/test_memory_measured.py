@@ -11,10 +11,10 @@ from labkit import Cluster, run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.plan.breakdown import KINDS
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import SPLIT, STRATEGIES, TWO_STAGES, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import SPLIT, STRATEGIES, TWO_STAGES, Recipe
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
 from labkit.train.config import GPTConfig

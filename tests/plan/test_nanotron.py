@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.plan.compared_with_published import Held, held, memory_table, within
-from labkit.plan.layout import Layout
-from labkit.plan.nanotron import AGAIN, KEPT, RESERVED, front_loaded, likely, settings
-from labkit.plan.published import published_runs
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.compared_with_published import Held, held, memory_table, within
+from labkit.plan.search.nanotron import AGAIN, KEPT, RESERVED, front_loaded, likely, settings
+from labkit.plan.search.published import published_runs
 from tests.cases import cases
 
 SHAPE = ModelShape.gpt(8, 512, 8, 32_000, 1024, gated=True, norm="rms", bias=False, position="rotary", tied=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.plan.hardware import Hardware
-from labkit.plan.nearest_runs import FURTHER, family, near, told
-from labkit.plan.published import published_runs
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.nearest_runs import family, further, near, told
+from labkit.plan.search.published import published_runs
 
 H100 = Hardware.preset("h100")
 
@@ -84,14 +84,14 @@ def test_dense_models_stand_beside_dense_ones_and_experts_beside_experts(eight_b
 
 def test_further_runs_have_a_source_and_a_share_of_the_models_own_flops():
     """Would catch a share that counts recomputation, which Megatron's table does, and a model that is not there."""
-    shares = {(model, n, seq): mfu for model, _, n, seq, mfu, source in FURTHER if "arXiv" in source and mfu < 0.5}
-    assert len(shares) == len(FURTHER)
+    runs = further()
+    shares = {(run.model, run.n_ranks, run.seq): run.mfu for run in runs if "arXiv" in run.source and run.mfu < 0.5}
+    assert len(shares) == len(runs)
     assert shares["megatron-1t", 3072, 2048] == pytest.approx(0.39)  # of 163 in 312 Tflop/s a quarter is done again
-    for model, device, n, seq, mfu, source in FURTHER:
-        shape = ModelShape.preset(model).changed(seq=seq)
-        group = next(g for g in near(shape, Hardware.preset(device), n, 99) if g.runs[0].model == model)
-        assert source == group.runs[0].source
-        assert mfu in [run.mfu for run in group.runs]
+    for run in runs:
+        shape = ModelShape.preset(run.model).changed(seq=run.seq)
+        groups = near(shape, Hardware.preset(run.device), run.n_ranks, 99)
+        assert run in next(group for group in groups if group.runs[0].model == run.model).runs
 
 
 def test_no_devices_have_no_neighbours():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from labkit.plan.laws.muon import orthogonalising_flops
-from labkit.plan.owners import Held, assign, runs_of, sent
+from labkit.plan.partition.owners import Held, assign, runs_of, sent
 
 
 def test_runs_are_those_of_elements_laid_out_one_by_one():

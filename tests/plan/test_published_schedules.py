@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.published_schedules import (
+from labkit.plan.schedules.published_schedules import (
     dualpipe,
     dualpipe_v,
     stretch,
@@ -19,7 +19,7 @@ from labkit.plan.published_schedules import (
     zb_h2,
     zb_v,
 )
-from labkit.plan.schedule import Action, Schedule, bubble, in_flight, one_f_one_b, simulate, validate
+from labkit.plan.schedules.schedule import Action, Schedule, bubble, in_flight, one_f_one_b, simulate, validate
 from tests.cases import cases
 from tests.plan.test_schedule import ours
 

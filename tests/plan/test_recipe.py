@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe, check
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from tests.cases import cases
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from labkit.plan.resharding import (
+from labkit.plan.pocket.resharding import (
     Block,
     Place,
     buffer_bytes,

@@ -7,12 +7,12 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.compute_time import seconds_of
-from labkit.plan.efficiency import IDEAL
-from labkit.plan.hardware import Hardware
-from labkit.plan.ops import Setting
-from labkit.plan.roofline import attainable, operations, ridge, setting_in, sheet_ridge
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.efficiency import IDEAL
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.compute_time import seconds_of
+from labkit.plan.step.roofline import attainable, operations, ridge, setting_in, sheet_ridge
 from tests.cases import cases
 
 H100 = Hardware.preset("h100")
@@ -76,7 +76,7 @@ def test_the_ridge_is_where_the_two_limits_are_equal():
 @given(st.floats(1e-3, 1e6), st.sampled_from(["h100", "v100", "tpu-v4", "laptop"]), st.sampled_from(["fp32", "bf16"]))
 def test_no_op_is_above_the_roof_and_its_bound_says_which_side_it_is_on(intensity, device, precision):
     """Would catch an op that is faster than the machine, or is told to wait for the wrong thing."""
-    from labkit.plan.roofline import Operation
+    from labkit.plan.step.roofline import Operation
 
     hardware = Hardware.preset(device).changed(launch_s=0.0)
     op = Operation("x", 1e12, 1e12 / intensity)

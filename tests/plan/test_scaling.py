@@ -7,12 +7,12 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.scaling import MOST_RANKS, amdahl, amdahl_items, bottlenecks, fit_serial, scaling, serial_share
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import mfu, predict_step
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.scaling import MOST_RANKS, amdahl, amdahl_items, bottlenecks, fit_serial, scaling, serial_share
+from labkit.plan.step.time import mfu, predict_step
 
 H100 = Hardware.preset("h100")
 SHAPE = ModelShape.preset("llama3-8b")

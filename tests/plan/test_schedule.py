@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.program import play
-from labkit.plan.schedule import (
+from labkit.plan.schedules.program import play
+from labkit.plan.schedules.schedule import (
     Action,
     Schedule,
     Span,

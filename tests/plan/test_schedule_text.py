@@ -7,9 +7,9 @@ import re
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.plan.schedule_text import from_text, to_text
+from labkit.plan.schedules.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
+from labkit.plan.schedules.schedule import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.plan.schedules.schedule_text import from_text, to_text
 from tests.cases import cases
 
 MAKERS = (gpipe, one_f_one_b, zero_bubble, zb_h2, zb_v, v_half, v_min, dualpipe_v, dualpipe)

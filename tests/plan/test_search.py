@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.explain import explain, simplest, table
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import check
-from labkit.plan.search import HEADROOM, Plan, divisors, layouts, plans
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.job.recipe import check
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.explain import explain, simplest, table
+from labkit.plan.search.search import HEADROOM, Plan, divisors, layouts, plans
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.time import predict_step
 from tests.counting import lines
 
 H100 = Hardware.preset("h100")

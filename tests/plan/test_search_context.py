@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.plan.explain import explain, simplest, table, waiting_s
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import Recipe
-from labkit.plan.search import HEADROOM, LEAST_TOKENS, Plan, layouts, plans
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.explain import explain, simplest, table, waiting_s
+from labkit.plan.search.search import HEADROOM, LEAST_TOKENS, Plan, layouts, plans
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.time import predict_step
 from tests.cases import cases
 
 H100 = Hardware.preset("h100")

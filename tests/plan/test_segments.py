@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import GPT, GPTConfig, MemoryProbe, ModelShape, checkpoint, checkpoint_sequential
 from labkit.plan.breakdown import KINDS
-from labkit.plan.segments import Stack, forwards_from_the_start
+from labkit.plan.pocket.segments import Stack, forwards_from_the_start
 
 ROWS, WIDTH = 256, 16
 INPUT = 4 * ROWS * WIDTH

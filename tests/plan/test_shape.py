@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch import nn
 
-from labkit.plan.models import MODELS
-from labkit.plan.ops import Setting
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from tests.cases import cases
@@ -62,7 +65,10 @@ def test_parameters_and_flops_are_those_of_the_model_that_labkit_builds(config, 
     assert sizes["token embedding"] == model.embedding.token.weight.numel()
     assert sizes["mlp"] == sum(p.numel() for block in model.blocks for p in block.mlp.parameters())
     assert sizes["attention"] == sum(p.numel() for block in model.blocks for p in block.attention.parameters())
-    assert shape.flops_per_token(seq) == model.flops_per_token(seq)
+    weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    attention = 12 * config.n_layer * config.d_model * seq
+    assert shape.flops_per_token(seq) == model.flops_per_token(seq) == 6 * weights + attention
+    assert config.n_matrices == weights
 
 
 @cases("name", REPORTED)
@@ -182,3 +188,35 @@ def test_sizes_that_make_no_sense_are_refused_with_the_numbers(make, said):
     """Would catch a model that nobody can build, and a message that does not help."""
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_layer": 0}, "n_layer must be a whole number of at least 1, got 0"),
+        ({"d_ff": True}, "d_ff must be a whole number of at least 1, got True"),
+        ({"top_k": None}, "top_k must be a whole number of at least 1, got None"),
+        ({"n_shared": -1}, "n_shared must be a whole number of at least 0, got -1"),
+        ({"n_head": 5}, "d_model=64 cannot be cut into n_head=5 heads; n_head could be 1, 2, 4, 8, 16, 32, 64"),
+        ({"KEYS": 3}, "n_head=4 query heads cannot share KEYS=3 key heads evenly; KEYS could be 1, 2, 4"),
+        ({"n_expert": 2, "top_k": 3}, "a token cannot go to top_k=3 of n_expert=2 experts: lower top_k"),
+        ({"n_shared": 1}, "n_shared=1 is of models with experts: n_expert=8, say"),
+        ({"capacity": 0}, "capacity is a multiple, above 0, of an expert's mean load, or None, got 0"),
+    ],
+)
+def test_a_config_and_a_shape_refuse_the_same_sizes_with_the_same_words(changes, words):
+    """Would catch a check that only one of the two has: a model that is planned and cannot be built, or the reverse."""
+    for kind, keys in ((GPTConfig, "kv_heads"), (ModelShape, "n_kv_head")):
+        sizes = {"n_layer": 2, "d_model": 64, "n_head": 4, "vocab": 256, "seq": 32, **changes}
+        with pytest.raises(ValueError) as refusal:
+            kind(**{name.replace("KEYS", keys): size for name, size in sizes.items()})
+        assert str(refusal.value) == words.replace("KEYS", keys)
+
+
+def test_configs_and_shapes_are_values_that_dicts_give_back():
+    """Would catch what both share becoming a field: in what is stored, in the order of arguments or in equality."""
+    config = GPTConfig(2, 64, 4, 256, 32, kv_heads=2)
+    for sizes in (config, ModelShape.of(config)):
+        stored = asdict(sizes)
+        assert type(sizes)(**stored) == type(sizes)(*stored.values()) == sizes == eval(repr(sizes))
+        assert not {"hidden", "expert_hidden"} & stored.keys()

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.stages import cut
+from labkit.plan.job.stages import cut
 
 
 def slowest(counts, head):

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from labkit.plan.stale_gradients import best, distances, limit, momentum, verdict
+from labkit.plan.pocket.stale_gradients import best, distances, limit, momentum, verdict
 
 
 def growth(staleness, rate):

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from labkit.plan.shape import ModelShape
-from labkit.plan.survival import (
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.survival import (
     HOUR_S,
     LLAMA3_DEVICE_MTBF_S,
     LLAMA3_DEVICES,

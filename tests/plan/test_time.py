@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.plan.collectives import seconds
-from labkit.plan.efficiency import IDEAL
-from labkit.plan.hardware import Hardware, line_of
-from labkit.plan.layout import Layout
-from labkit.plan.ops import Setting
-from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import state_params
-from labkit.plan.time import mfu, predict_step
+from labkit.plan.job.recipe import SCHEDULES, TWO_STAGES, Recipe
+from labkit.plan.job.stages import state_params
+from labkit.plan.machine.collectives import seconds
+from labkit.plan.machine.efficiency import IDEAL
+from labkit.plan.machine.hardware import Hardware, line_of
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.time import mfu, predict_step
 from tests.cases import cases
 
 A100, H100, TPU = (Hardware.preset(name) for name in ("a100-80gb", "h100", "tpu-v4"))
@@ -242,7 +242,7 @@ def test_megatrons_table_is_predicted_within_ten_points(name, tp, pp, gpus, batc
     the fastest that fits is taken, as its authors did. Attention was not fused in 2021 (arXiv:2205.14135 came later).
 
     Would catch wrong flops, a link that is 8 times too fast, bubbles and sums that are forgotten."""
-    from labkit.plan.memory import predict_memory
+    from labkit.plan.step.memory import predict_memory
 
     shape, layout = ModelShape.preset(f"megatron-{name}"), Layout(dp=gpus // tp // pp, pp=pp, tp=tp)
     found = []

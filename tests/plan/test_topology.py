@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from labkit.plan import collectives
-from labkit.plan.fair_share import rates
-from labkit.plan.topology import PRESETS, Link, Links, Trunk, preset
+from labkit.plan.machine import collectives
+from labkit.plan.machine.fair_share import rates
+from labkit.plan.machine.topology import PRESETS, Link, Links, Trunk, preset
 from tests.cases import cases
 
 

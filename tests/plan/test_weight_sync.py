@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.plan.hardware import Hardware
-from labkit.plan.shape import ModelShape
-from labkit.plan.weight_sync import WeightSync
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.weight_sync import WeightSync
 from tests.cases import cases
 
 H100 = Hardware.preset("h100")

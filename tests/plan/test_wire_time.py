@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from labkit import GPTConfig, Layout, Links, Recipe
-from labkit.plan.bytes_sent import sent_per_step
-from labkit.plan.wire_time import Demand, apart, call_s, crosses, hops, layouts_of, on_wires, together
+from labkit.plan.step.bytes_sent import sent_per_step
+from labkit.plan.step.wire_time import Demand, apart, call_s, crosses, hops, layouts_of, on_wires, together
 
 CONFIG = GPTConfig(n_layer=4, d_model=64, n_head=4, vocab=128, seq=64, tied=False)
 RECIPE = Recipe(batch_size=16, n_micro=2)

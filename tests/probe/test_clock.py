@@ -20,8 +20,8 @@ from labkit.comm import ring
 from labkit.comm.ledger import Call, Ledger, Transfer
 from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.schedule import bubble, one_f_one_b, simulate as simulate_schedule
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
+from labkit.plan.schedules.schedule import bubble, one_f_one_b, simulate as simulate_schedule
 from labkit.probe import clock as clock_module, own_calls
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
 from labkit.probe.intervals import common, seconds, union, without

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit import Film, Layout, Mesh, ring, run, run_threads, star, tree
-from labkit.plan import collectives
+from labkit.plan.machine import collectives
 from labkit.probe import film
 from tests.cases import cases
 

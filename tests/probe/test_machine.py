@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from labkit import Cluster, Layout, Links, Recipe, run_threads
-from labkit.plan.collectives import Line, seconds
-from labkit.plan.time import predict_step
+from labkit.plan.machine.collectives import Line, seconds
+from labkit.plan.step.time import predict_step
 from labkit.probe.machine import hops_of, measure_hardware, measured_link, sizes_of, through
 from labkit.train.config import GPTConfig
 from tests.cases import cases

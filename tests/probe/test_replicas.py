@@ -7,8 +7,8 @@ import torch
 
 from labkit import run_threads
 from labkit.course.training.training import check_replicas
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.probe.replicas import fingerprint, odd_ranks
 from labkit.train.config import GPTConfig
 

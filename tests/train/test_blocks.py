@@ -12,8 +12,8 @@ import torch
 from labkit import run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.blocks import FP4_BLOCK, TILE, InMX, InNVFP4, InTiles, hadamard, mx, nvfp4, product, tiles, to_e2m1
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch

@@ -11,7 +11,7 @@ import torch
 from labkit import Cluster, Links, run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel.tensor_plan import GPT_PLAN, split
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.train.cache_transfer import prefill_and_send, receive_cache, send_cache
 from labkit.train.generate import decode, prefill
 from labkit.train.gpt import GPT, GPTConfig
@@ -71,24 +71,25 @@ def test_both_ways_bring_the_same_bits_and_bytes_also_for_rows_of_several_length
     want, logits = alone(model, rows, 3)
 
     def rank(group, way):
-        cache = KVCache(model, len(rows))
+        own = copy.deepcopy(model)  # a model holds its cache while it runs: ranks in threads must not share one
+        cache = KVCache(own, len(rows))
         if group.rank == 0:
             counts = list(LENGTHS)
             if parts == 2:  # the first token of each row is there before, but for that of the row which has no other
-                prefill(model, tokens[:, :1], cache)
+                prefill(own, tokens[:, :1], cache)
                 cache.lengths = [length - (length == counts[row]) for row, length in enumerate(cache.lengths)]
                 rest = [row[kept:] for row, kept in zip(rows, cache.lengths, strict=True)]
                 counts = [len(row) for row in rest]
                 last = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True)
-                return filled(way, model, last, cache, group, 1, counts)
-            return filled(way, model, tokens, cache, group, 1, counts)
+                return filled(way, own, last, cache, group, 1, counts)
+            return filled(way, own, tokens, cache, group, 1, counts)
         receive_cache(cache, group, 0)
         kept = [[x[row, :, :length] for x in layer] for layer in cache.layers for row, length in enumerate(LENGTHS)]
         assert cache.lengths == list(LENGTHS)
         steps = []
         for _ in range(2):
             last = torch.stack([text[length] for text, length in zip(want, cache.lengths, strict=True)])
-            steps.append(decode(model, last, cache))
+            steps.append(decode(own, last, cache))
         return kept, torch.stack(steps, 1)
 
     outs = {way: run_threads(lambda group, way=way: rank(group, way), 2) for way in (AT_END, BY_LAYER)}

@@ -12,8 +12,8 @@ from labkit import run_threads
 from labkit.assemble import assemble
 from labkit.comm.mesh import Mesh
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.owners import held_bytes
 from labkit.train import fp8

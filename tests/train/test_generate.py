@@ -14,7 +14,7 @@ from labkit.comm.mesh import Mesh
 from labkit.parallel.context import Context
 from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.probe.memory import MemoryProbe
 from labkit.train.generate import decode, generate, prefill, sent_bytes
 from labkit.train.gpt import GPT, Attention, GPTConfig

@@ -10,8 +10,8 @@ import torch
 from labkit import run_threads
 from labkit.parallel.context import Context
 from labkit.parallel.tensor_plan import GPT_PLAN, split
-from labkit.plan.generation import RowsOfCache
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.generation import RowsOfCache
 from labkit.train.generate import decode, generate, generate_rows, prefill, sent_bytes
 from labkit.train.kv_cache import KVCache
 from tests.cases import cases

@@ -11,8 +11,8 @@ import torch
 from labkit import Cluster, GPTConfig, run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel.tensor_plan import split
-from labkit.plan.generation import idle_share
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.generation import idle_share
 from labkit.train.generate import generate_rows
 from labkit.train.generate_staged import Rows, Stage, generate_staged, sent_bytes
 from labkit.train.gpt import GPT

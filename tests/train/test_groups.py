@@ -12,7 +12,7 @@ from labkit.parallel.offload import Offload
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.groups import Grouping, ParamGroup
+from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.groups import grouped, mark_

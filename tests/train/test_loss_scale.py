@@ -15,7 +15,7 @@ import labkit
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.parallel.ddp import DDP
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.train.loss_scale import LossScale, Scaler
 from labkit.train.precision import MasterWeights
 

@@ -9,7 +9,7 @@ from torch import nn
 from labkit.comm.local import run_threads
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.groups import Grouping
+from labkit.plan.partition.groups import Grouping
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from labkit.train.groups import grouped, mark_

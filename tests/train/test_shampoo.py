@@ -10,8 +10,8 @@ from labkit.comm.local import run_threads
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.groups import Grouping
 from labkit.plan.laws.shampoo import cut, factors, shampoo_flops, shampoo_scratch
+from labkit.plan.partition.groups import Grouping
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from labkit.train.groups import grouped, mark_

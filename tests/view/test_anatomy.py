@@ -11,9 +11,9 @@ from labkit import Breakdown, GPTConfig, Item, Layout, ModelShape, Recipe, predi
 from labkit.course.topics import memory_anatomy as module
 from labkit.course.topics.memory_anatomy import MemoryAnatomy
 from labkit.plan.breakdown import KINDS
-from labkit.plan.devices import DEVICES
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import PRECISIONS
+from labkit.plan.job.recipe import PRECISIONS
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.model.models import MODELS
 from labkit.view.anatomy import anatomy, fits
 from tests.counting import lines
 from tests.view.page import SVG, check, texts, told, words
@@ -131,7 +131,7 @@ def test_each_control_changes_what_is_predicted():
     seen = [widget.static().label]
     for control, value in (
         (widget.rows, 8), (widget.seq, 16), (widget.optimizer, "sgd"), (widget.precision, "bf16"),
-        (widget.again, True), (widget.device, "v100"), (widget.model, "gpt2"),
+        (widget.checkpointing, True), (widget.device, "v100"), (widget.model, "gpt2"),
     ):  # fmt: skip
         control.value = value
         assert widget.static().label not in seen
@@ -160,11 +160,11 @@ def test_the_button_rehearses_the_step_that_the_controls_describe():
     found = rehearse(TINY, Layout(), widget.recipe).memory
     assert f"rehearsed: parameters {found['parameters']:,.0f} B" in widget.static().label
     assert "measured" not in words(widget.static())
-    assert "rehearsed in" in widget.said.value
+    assert "rehearsed in" in widget.message.value
     assert not widget.button.disabled
     widget.rows.value = 4
     assert "rehearsed" not in words(widget.static())
-    assert widget.said.value == "", "what was said of the last step is not true of this one"
+    assert widget.message.value == "", "what was said of the last step is not true of this one"
 
 
 def test_nonsense_keeps_the_last_good_picture_and_says_why():
@@ -173,12 +173,12 @@ def test_nonsense_keeps_the_last_good_picture_and_says_why():
     before = widget.shown.value
     widget.seq.value = -5
     assert widget.shown.value == before == str(widget.static())
-    assert "seq must be a whole number of at least 1, got -5" in widget.said.value
+    assert "seq must be a whole number of at least 1, got -5" in widget.message.value
     widget.button.click()
-    assert "not rehearsed" in widget.said.value
+    assert "not rehearsed" in widget.message.value
     assert not widget.button.disabled
     widget.seq.value = 32
-    assert widget.said.value == ""
+    assert widget.message.value == ""
 
 
 def test_a_stopped_rehearsal_leaves_a_widget_that_works(monkeypatch):
@@ -191,7 +191,7 @@ def test_a_stopped_rehearsal_leaves_a_widget_that_works(monkeypatch):
     monkeypatch.setattr(module, "rehearse", stopped)
     with pytest.raises(KeyboardInterrupt):
         widget.rehearse()
-    assert widget.said.value == "stopped"
+    assert widget.message.value == "stopped"
     assert not widget.button.disabled
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit import Breakdown, Item, Layout, Recipe, compare
-from labkit.plan.hardware import Hardware
-from labkit.plan.memory import predict_memory
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.time import predict_step
 
 from . import page
 from .page import check, texts, words

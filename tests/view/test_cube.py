@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit import Layout
 from labkit.course.topics.cube_explorer import CubeExplorer
-from labkit.plan.layout import AXES
+from labkit.plan.partition.layout import AXES
 from labkit.view.cube import CHOSEN, COLOURS, DASHES, cube
 
 from .page import SVG, check, texts, words
@@ -112,13 +112,13 @@ def test_a_rank_outside_the_layout_is_refused():
 def test_the_explorer_follows_its_sliders_and_keeps_the_rank_inside():
     """Would catch a rank that a smaller layout does not have, and a picture of the layout before."""
     explorer = CubeExplorer(Layout(2, 2, 2), 7)
-    assert explorer.picture.value == str(cube(Layout(2, 2, 2), 7))
+    assert explorer.shown.value == str(cube(Layout(2, 2, 2), 7))
     explorer.sizes["dp"].value = 1
     assert explorer.layout_ == Layout(1, 2, 2)
     assert explorer.rank.value == 3
-    assert explorer.picture.value == str(cube(Layout(1, 2, 2), 3)) == str(explorer.static())
+    assert explorer.shown.value == str(cube(Layout(1, 2, 2), 3)) == str(explorer.static())
     explorer.rank.value = 0
-    assert "rank 0 is dp 0" in explorer.picture.value
+    assert "rank 0 is dp 0" in explorer.shown.value
     assert CubeExplorer(Layout(64, 1, 1)).sizes["dp"].max == 64
     with pytest.raises(ValueError, match="0 to 3, got 4"):
         CubeExplorer(Layout(2, 2), 4)

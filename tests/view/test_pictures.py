@@ -13,7 +13,7 @@ import torch
 from labkit import Cluster, Film, Reply, WorkerError, compare, ring, run, run_threads
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
 from labkit.plan.breakdown import REHEARSED, Breakdown
-from labkit.plan.collectives import Line, seconds
+from labkit.plan.machine.collectives import Line, seconds
 from labkit.probe import film
 from labkit.view import units
 from labkit.view.autopsy import autopsy

@@ -6,10 +6,10 @@ import pytest
 
 from labkit.course.topics.design_cases import CASES, EIGHT, FIVE_HUNDRED, SEVENTY
 from labkit.course.topics.planner_panel import OWN, PlannerPanel
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.search import plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.search import plans
 from labkit.view.plans import ideas_of, in_short, name_of, plan_list, shortlist, spent, strategy_map
 from tests.counting import lines
 from tests.view import page
@@ -109,7 +109,7 @@ def test_the_map_says_the_fastest_and_the_simplest():
 def test_a_case_is_loaded_as_it_is_asked():
     """Would catch a panel that opens with other numbers than its question."""
     panel = PlannerPanel(case="seventy")
-    assert panel.found is SEVENTY.found
+    assert panel.answer is SEVENTY.found
     assert SEVENTY.question in panel.children[0].value
     assert (panel.ranks.value, panel.rows.value, panel.seq.value) == ("256", "1024", "4096")
     assert "llama-70b, 256 x h100" in panel.static().label
@@ -123,50 +123,47 @@ def test_a_case_is_loaded_as_it_is_asked():
 def test_the_controls_ask_the_planner_again_and_a_pick_does_not():
     """Would catch a menu without effect, and a search for every plan that is opened."""
     panel = PlannerPanel()
-    assert panel.found is EIGHT.found
+    assert panel.answer is EIGHT.found
     panel.plan.value = len(panel.listed) - 1
-    assert panel.found is EIGHT.found
+    assert panel.answer is EIGHT.found
     assert "refused" in panel.static().label.split("opened")[0]
     panel.hardware.value = "h200"
     assert panel.plan.value == 0
     assert "of 141 GB a device" in panel.shown.value
-    searched = panel.found
+    searched = panel.answer
     panel.plan.value = 1
-    assert panel.found is searched
+    assert panel.answer is searched
     panel.ranks.value = "16"
-    assert all(plan.layout.size == 16 for plan in panel.found)
+    assert all(plan.layout.size == 16 for plan in panel.answer)
     panel.optimizer.value = "sgd"
-    assert all(plan.recipe.optimizer == "sgd" for plan in panel.found)
+    assert all(plan.recipe.optimizer == "sgd" for plan in panel.answer)
     panel.precision.value = "fp32"
-    assert all(plan.recipe.precision == "fp32" for plan in panel.found)
+    assert all(plan.recipe.precision == "fp32" for plan in panel.answer)
     panel.rows.value, panel.seq.value = "64", "1,024"
-    assert panel.found[0].recipe.batch_size == 64
-    assert panel.found[0].shape.seq == 1024
+    assert panel.answer[0].recipe.batch_size == 64
+    assert panel.answer[0].shape.seq == 1024
     panel.model.value = "gpt2"
     assert panel.sizes["d_model"].value == "768"
     panel.model.value = OWN
     panel.sizes["n_layer"].value = "24"
     assert not panel.sizes["n_layer"].disabled
-    assert panel.found[0].shape.n_layer == 24
-    assert panel.found[0].shape.d_model == 768
+    assert panel.answer[0].shape.n_layer == 24
+    assert panel.answer[0].shape.d_model == 768
 
 
 def test_nonsense_is_told_and_the_picture_stays():
     """Would catch a typing error that empties the page, and a search for a million devices."""
     panel = PlannerPanel()
-    before, found = panel.shown.value, panel.found
+    before, found = panel.shown.value, panel.answer
     for field, odd, said in (
-        (panel.ranks, "many", "devices: a whole number, got"),
-        (panel.ranks, "0", "devices: 1 to 65,536, got 0"),
-        (panel.ranks, "1000000", "devices: 1 to 65,536"),
-        (panel.rows, "2.5", "rows a step: a whole number"),
-        (panel.seq, "-4", "tokens a row: 1 to"),
+        (panel.ranks, "1000000", "devices: a whole number from 1 to 65,536, got"),
+        (panel.rows, "2.5", "rows a step: a whole number from 1 to"),
     ):
         good, field.value = field.value, odd
         assert said in panel.message.value
         assert "the picture is the last one that made sense" in panel.message.value
         assert panel.shown.value == before == str(panel.static())
-        assert panel.found is found
+        assert panel.answer is found
         field.value = good
         assert panel.message.value == ""
     panel.model.value = OWN

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from labkit.course.topics.roofline_explorer import RooflineExplorer
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.roofline import Operation, operations, ridge, setting_in
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.roofline import Operation, operations, ridge, setting_in
 from labkit.view.roofline import MOST, ROOF, roofline
 from labkit.view.units import metric_text
 from tests.cases import cases
@@ -148,11 +148,11 @@ def test_the_explorer_follows_its_menus():
     explorer = RooflineExplorer(GPT2, mine, "fp32", 2)
     assert explorer.chosen is mine
     assert "gpt2, 2 x 1,024 tokens, forward, on my laptop in fp32" in texts(explorer.static())
-    seen = {explorer.picture.value}
+    seen = {explorer.shown.value}
     for control, value in ((explorer.device, "a100-80gb"), (explorer.precision, "bf16"), (explorer.rows, 8)):
         control.value = value
-        seen.add(explorer.picture.value)
-        assert explorer.picture.value == str(explorer.static())
+        seen.add(explorer.shown.value)
+        assert explorer.shown.value == str(explorer.static())
     assert len(seen) == 4
     for device in ("v100", "b200"):
         explorer.device.value = device

@@ -12,7 +12,7 @@ from torch import nn
 
 from labkit import run_threads
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.schedule import (
+from labkit.plan.schedules.schedule import (
     Action,
     Span,
     bubble,

@@ -10,7 +10,7 @@ import torch
 
 from labkit import Ledger, Reply, Transfer, ring, run, run_threads, star, tree
 from labkit.comm import hierarchy
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 from labkit.view.flow import Flow, axes_of
 from labkit.view.places import Frame, places
 from labkit.view.strokes import Stroke

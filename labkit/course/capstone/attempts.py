@@ -32,12 +32,12 @@ from labkit.course.capstone.forecast import Task, Way
 from labkit.course.capstone.referee import Make
 from labkit.launch.cluster import BareCluster
 from labkit.launch.reply import WorkerError
-from labkit.plan.bytes_sent import sent_per_step
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, state_params
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import blocks_of, state_params
+from labkit.plan.machine.link import Link
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import sent_per_step
 from labkit.probe.memory import VirtualOutOfMemory
 from labkit.train.config import GPTConfig
 

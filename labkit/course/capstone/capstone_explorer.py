@@ -15,8 +15,8 @@ from labkit.course.capstone.score_plot import Mark, plane, score_text
 from labkit.course.learner.scores import Scores
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.course.widgets.real_run import Pieces, RealRun
-from labkit.plan.recipe import STRATEGIES
-from labkit.plan.wire_time import layouts_of
+from labkit.plan.job.recipe import STRATEGIES
+from labkit.plan.step.wire_time import layouts_of
 from labkit.view.svg import Drawing
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")

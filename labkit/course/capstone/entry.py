@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from labkit.course.capstone.forecast import Way
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 
 
 @dataclass(frozen=True)

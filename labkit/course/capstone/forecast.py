@@ -7,8 +7,8 @@
     a way chooses        layout and placing; strategy, schedule, micro-batches, checkpointing, sequence parallel, ...
 
 Bytes are those of `predict_memory`. Seconds are those of `predict_step` on a device that does `flops_per_s` and takes
-no time for anything but products. Each axis has the share of the links that the two nodes leave it (plan/wire_time.py),
-so a way may also put neighbours in rank on different nodes.
+no time for anything but products. Each axis has the share of the links that the two nodes leave it
+(plan/step/wire_time.py), so a way may also put neighbours in rank on different nodes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from functools import cached_property
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.hardware import Hardware
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import check_plan
 from labkit.plan.laws.strategy import Waits
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.memory import predict_memory
-from labkit.plan.rank import fullest_ranks
-from labkit.plan.recipe import Recipe
-from labkit.plan.search import layouts
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan
-from labkit.plan.time import StepTime
-from labkit.plan.topology import Links
-from labkit.plan.wire_time import apart, hops, slowest, together
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.search import layouts
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.rank import fullest_ranks
+from labkit.plan.step.time import StepTime
+from labkit.plan.step.wire_time import apart, hops, slowest, together
 
 FREE = (
     "strategy", "schedule", "n_micro", "stages_per_rank", "recompute", "checkpointing", "sequence_parallel",

@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.course.cards.card import Card
 from labkit.course.learner.progress import Failed
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
 
 OWN = "own"
 """The tag of all these cards."""

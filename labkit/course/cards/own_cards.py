@@ -18,7 +18,7 @@ from labkit.course.cards.own import failed, measured as cards_of
 from labkit.course.exercises.catalogue import problems
 from labkit.course.learner.progress import Progress
 from labkit.course.learner.store import data_folder
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
 
 if TYPE_CHECKING:
     from labkit.course.machine.doctor import MachineReport

@@ -17,7 +17,7 @@ from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from labkit.course.reading.source import Source, source_of
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 
 if TYPE_CHECKING:
     from labkit.course.clinic.chart import Chart

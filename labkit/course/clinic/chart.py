@@ -22,7 +22,7 @@ from labkit.comm.ledger import Ledger
 from labkit.course.clinic.pool import Pool
 from labkit.parallel.expert import layers_of
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
 from labkit.probe.clock import Clock
 from labkit.probe.grads import GradientTable, gradient_statistics
 from labkit.probe.memory import MemoryProbe, Moment

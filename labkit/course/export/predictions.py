@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.plan.breakdown import MEASURED, REHEARSED
-from labkit.view.units import SCALES, apart, value_text
-
-EXAMPLES = (("B", "1,024 or 5.7 MiB"), ("s", "0.3 or 20 ms"), ("%", "33 or 12.5"))
-"""What may be typed, by the unit of the question."""
+from labkit.plan.typed import SCALES, example
+from labkit.view.units import apart, value_text
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Question:
     @property
     def example(self) -> str:
         """Numbers that may be typed, in words."""
-        return dict(EXAMPLES).get(self.unit, "1,024 or 2.5")
+        return example(self.unit)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from labkit.course.cards.deck import Deck
 from labkit.course.topics.design_cases import CASES, DesignCase
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.course.whiteboard.derivations import DERIVATIONS
-from labkit.plan.explain import explain
+from labkit.plan.search.explain import explain
 
 CARD, FOLLOW_UP, DERIVATION, DESIGN = "card", "follow-up", "derivation", "design"
 BUDGET_S = MappingProxyType({CARD: 120.0, FOLLOW_UP: 120.0, DERIVATION: 180.0, DESIGN: 720.0})

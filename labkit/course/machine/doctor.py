@@ -28,8 +28,8 @@ from labkit.launch.gpu_facts import GpuFacts, remarks, trouble, usable
 from labkit.launch.progress import Bar
 from labkit.launch.verdict import LONGEST_S, Verdict, keep, prove
 from labkit.launch.zygote import Hello, zygote
-from labkit.plan.collectives import Line
-from labkit.plan.hardware import line_of
+from labkit.plan.machine.collectives import Line
+from labkit.plan.machine.hardware import line_of
 from labkit.probe.links import ping_pong
 from labkit.probe.machine import through
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 FOLDERS = ("notebooks", "exercises", "solutions")
 OPENED = (".ipynb", ".md")
-"""What a learner opens, by the ends of the files' names."""
+"""The names of files that a learner opens end like this."""
 KEPT = ".copied.json"
 """A file in the learner's folder: for each copy, the checksum of the version that it was copied from."""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from labkit.comm.group import Group
 from labkit.launch.cluster import BareCluster
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 
 class Proof(NamedTuple):

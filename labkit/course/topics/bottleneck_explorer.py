@@ -9,9 +9,9 @@ import ipywidgets as widgets
 
 from labkit.course.topics.bottleneck_picture import MOST, explored, split_of
 from labkit.course.widgets.explorer import Explorer, in_two_columns
-from labkit.plan.bottlenecks import scaled
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.scaling import fit_serial
+from labkit.plan.pocket.scaling import fit_serial
+from labkit.plan.step.bottlenecks import scaled
 from labkit.probe.recording import Recording
 from labkit.view.svg import Drawing
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.plan.bottlenecks import WORK, RankTime, culprit, gain, outside, scaled, shrunk, split
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.scaling import amdahl, fit_serial
+from labkit.plan.pocket.scaling import amdahl, fit_serial
+from labkit.plan.step.bottlenecks import WORK, RankTime, culprit, gain, outside, scaled, shrunk, split
 from labkit.probe.intervals import common, union, without
 from labkit.probe.recording import Recording
 from labkit.view import chart
@@ -32,7 +32,7 @@ MOST = 1024
 
 
 def split_of(recording: Recording, data: str = "data", flops: float = 0.0, peak_flops: float = 0.0) -> Breakdown:
-    """A recorded step of all ranks by its bottlenecks (see plan.bottlenecks); spans named `data` are time for input.
+    """A recorded step of all ranks by its bottlenecks (plan.step.bottlenecks); spans named `data` are time for input.
 
     ValueError for a recording of no time."""
     times = []

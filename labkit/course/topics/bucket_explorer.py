@@ -9,8 +9,8 @@ import ipywidgets as widgets
 
 from labkit.course.topics.bucket_picture import buckets
 from labkit.course.widgets.explorer import Explorer, in_two_columns
-from labkit.plan.bucket_replay import Ready, best_bytes, sizes_of
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
+from labkit.plan.pocket.bucket_replay import Ready, best_bytes, sizes_of
 from labkit.view.svg import Drawing
 from labkit.view.units import bytes_text, parsed
 
@@ -18,8 +18,8 @@ from labkit.view.units import bytes_text, parsed
 class BucketExplorer(Explorer):
     """A slider for bucket sizes, or a size to be typed (`96 KiB`), and one for the link; arrow keys move a slider.
 
-    `ready`, `wire` and `backward_s` are the recording (see plan/bucket_replay.py); `measured` maps bucket bytes to
-    seconds, drawn while the link is the recorded one. With `measure(bucket_bytes) -> seconds` a button runs the real
+    `ready`, `wire` and `backward_s` are the recording (see plan/pocket/bucket_replay.py); `measured` maps bucket bytes
+    to seconds, drawn while the link is the recorded one. With `measure(bucket_bytes) -> seconds` a button runs the real
     step; a line says so meanwhile, and the kernel's stop button ends it. `.bucket_bytes` is the shown size, `.picture`
     the last valid picture; invalid input keeps it and shows the reason."""
 

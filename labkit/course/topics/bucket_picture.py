@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.plan.bucket_replay import Flight, Ready, Replay, replay, sizes_of
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
+from labkit.plan.pocket.bucket_replay import Flight, Ready, Replay, replay, sizes_of
 from labkit.view import chart
 from labkit.view.svg import PALETTE, WIDTH, round_marks
 from labkit.view.units import binary_text, bytes_text, seconds_text
@@ -36,8 +36,8 @@ def buckets(
 ) -> chart.Chart:
     """The replay of a recorded backward with buckets of this size, above the end of the step for every size.
 
-    `ready`, `wire` and `backward_s` as of plan.bucket_replay.replay; `measured` maps bucket bytes to seconds from the
-    begin of backward to the end of the last bucket, drawn as dots. ValueError as of `replay`."""
+    `ready`, `wire` and `backward_s` as of plan.pocket.bucket_replay.replay; `measured` maps bucket bytes to seconds
+    from the begin of backward to the end of the last bucket, drawn as dots. ValueError as of `replay`."""
     now = replay(ready, bucket_bytes, wire, backward_s)
     n = len(now.flights)
     title = title or f"buckets of {bytes_text(bucket_bytes)}: {n} bucket{'s' * (n > 1)}"

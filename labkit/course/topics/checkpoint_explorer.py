@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.checkpoint_picture import segments
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.segments import Stack
+from labkit.plan.pocket.segments import Stack
 from labkit.view.svg import Drawing
 from labkit.view.units import bytes_text, parsed
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from labkit.plan.segments import Stack
+from labkit.plan.pocket.segments import Stack
 from labkit.view import chart
 from labkit.view.svg import PALETTE, round_marks
 from labkit.view.units import binary_text, bytes_text, plural

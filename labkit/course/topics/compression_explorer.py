@@ -8,8 +8,8 @@ import ipywidgets as widgets
 
 from labkit.course.topics.compression_picture import MOST_RANKS, sparse
 from labkit.course.widgets.explorer import Explorer
+from labkit.plan.typed import whole
 from labkit.view.svg import Drawing
-from labkit.view.units import parsed
 
 Losses = Sequence[float]
 
@@ -51,7 +51,4 @@ class CompressionExplorer(Explorer):
         if (share, feedback) in self.runs:
             curves["with feedback" if feedback else "without feedback"] = self.runs[share, feedback]
         dots = {self.n_ranks: self.measured[share]} if share in self.measured else None
-        ranks = parsed(self.ranks.value, "ranks")
-        if ranks != int(ranks) or ranks > MOST_RANKS:
-            raise ValueError(f"{self.ranks.value!r} is no whole number of ranks up to {MOST_RANKS:,}")
-        return sparse(share, curves, self.numel, int(ranks), dots)
+        return sparse(share, curves, self.numel, whole(self.ranks.value, "ranks", most=MOST_RANKS), dots)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.parallel.compress import TopK
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import binary_text, bytes_text, number_text, plural

@@ -8,8 +8,8 @@ from labkit.course.topics.context_picture import LENGTHS, LINKS, three_ways, tok
 from labkit.course.topics.zigzag_picture import MOST, orders
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.parallel.context import contiguous, zigzag
-from labkit.plan.cut_attention import CutAttention
-from labkit.plan.link import link_of
+from labkit.plan.machine.link import link_of
+from labkit.plan.model.cut_attention import CutAttention
 from labkit.view.svg import Drawing
 from labkit.view.units import parsed
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from labkit.plan.cut_attention import CONTEXTS, CutAttention, at_work, held_bytes
 from labkit.plan.laws.context import fastest, seconds, sent
-from labkit.plan.link import Link, link_of
+from labkit.plan.machine.link import Link, link_of
+from labkit.plan.model.cut_attention import CONTEXTS, CutAttention, at_work, held_bytes
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import binary_text, plural, seconds_text

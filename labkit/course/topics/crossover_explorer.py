@@ -6,8 +6,8 @@ import math
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.recorded import Recorded
-from labkit.plan.collectives import Line
+from labkit.course.widgets.explorer import Explorer
+from labkit.plan.machine.collectives import Line
 from labkit.view.lines import laws
 from labkit.view.svg import Drawing
 
@@ -16,7 +16,7 @@ STEP = 0.01
 """The step of a slider in decades, 2.3%."""
 
 
-class CrossoverExplorer(Recorded, widgets.VBox):
+class CrossoverExplorer(Explorer):
     """Sliders over the laws of all_reduce, starting at `link` (your own, as measured) and `n_ranks` (2 to 64).
 
     A link outside the sliders' range starts at their end; `.link` is the link that they show. A browser rounds a slider
@@ -33,11 +33,8 @@ class CrossoverExplorer(Recorded, widgets.VBox):
         self.alpha = widgets.FloatLogSlider(alpha, min=-1, max=4, step=STEP, description="alpha, us")
         self.rate = widgets.FloatLogSlider(rate, min=-2, max=3, step=STEP, description="GB/s")
         self._began = alpha, rate
-        self.picture = widgets.HTML()
-        super().__init__([self.ranks, self.alpha, self.rate, self.picture])
-        for control in (self.ranks, self.alpha, self.rate):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = (self.ranks, self.alpha, self.rate)
+        super().__init__(controls, controls)
 
     @property
     def link(self) -> Line:
@@ -46,12 +43,8 @@ class CrossoverExplorer(Recorded, widgets.VBox):
         alpha, rate = (_unmoved(value, began) for value, began in zip(shown, self._began, strict=True))
         return Line(alpha * 1e-6, 1e-9 / rate)
 
-    def draw(self) -> None:
-        """Draw the laws for the present controls."""
-        self.picture.value = str(self.static())
-
-    def static(self) -> Drawing:
-        """The picture as it stands, for an export."""
+    def drawn(self) -> Drawing:
+        """The laws for the present controls."""
         return laws(self.ranks.value, self.link)
 
 

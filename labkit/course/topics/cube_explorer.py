@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.recorded import Recorded
-from labkit.plan.layout import Layout
+from labkit.course.widgets.explorer import Explorer
+from labkit.plan.partition.layout import Layout
 from labkit.view.cube import cube
 from labkit.view.svg import Picture
 
@@ -13,7 +13,7 @@ MOST = 16
 """The longest axis of the sliders, unless the first layout has a longer one."""
 
 
-class CubeExplorer(Recorded, widgets.VBox):
+class CubeExplorer(Explorer):
     """Sliders over a Layout and a rank of it, starting at `layout` and `rank`; arrow keys move a slider that has the
     focus. `.layout_` and `.rank` are what they show; a rank that a smaller layout lacks becomes its last one.
 
@@ -36,27 +36,15 @@ class CubeExplorer(Recorded, widgets.VBox):
             for axis in ("dp", "pp", "tp")
         }
         self.rank = widgets.IntSlider(rank, 0, layout.size - 1, description="rank", tooltip="whose groups are lit")
-        self.picture = widgets.HTML()
-        super().__init__([*self.sizes.values(), self.rank, self.picture])
-        for control in self.sizes.values():
-            control.observe(lambda _: self.resize(), "value")
-        self.rank.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = (*self.sizes.values(), self.rank)
+        super().__init__(controls, controls)
 
     @property
     def layout_(self) -> Layout:
         """The layout that the sliders describe (`.layout` is the box's own, of ipywidgets)."""
         return Layout(**{axis: control.value for axis, control in self.sizes.items()})
 
-    def resize(self) -> None:
-        """Take the new sizes: the rank's slider ends at the last rank."""
+    def drawn(self) -> Picture:
+        """The cube for the present controls; the rank's slider ends at the last rank."""
         self.rank.max = self.layout_.size - 1
-        self.draw()
-
-    def draw(self) -> None:
-        """Draw the cube for the present controls."""
-        self.picture.value = str(self.static())
-
-    def static(self) -> Picture:
-        """The picture as it stands, for an export."""
         return cube(self.layout_, self.rank.value)

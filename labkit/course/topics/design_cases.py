@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from labkit.plan.breakdown import Item
-from labkit.plan.hardware import Hardware
-from labkit.plan.search import Plan, plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.search import Plan, plans
 
 IN_ORDER = (
     "what must be held: bytes of state, before any activation",

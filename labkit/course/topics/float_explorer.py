@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from html import escape
-from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.course.topics.float_picture import floats, number
-from labkit.course.widgets.explorer import in_a_row
-from labkit.course.widgets.twin import Twin
+from labkit.course.widgets.explorer import Explorer, in_a_row
 from labkit.train.formats import FORMATS, Format
 from labkit.view.svg import Picture
 
@@ -19,7 +16,7 @@ STYLES = ("danger", "warning", "info")
 """Button styles of sign, exponent and mantissa in JupyterLab's themes; gaps between the bits show the same."""
 
 
-class FloatExplorer(Twin, widgets.VBox):
+class FloatExplorer(Explorer):
     """A field for the number (`0.00012`, `2^-24`, `1 + 2^-9`, `inf`), a menu of formats, the bits of the chosen one.
 
     A click flips a bit; Tab goes from bit to bit, Space flips. `.value` is the number, `.picture` shows it in all
@@ -39,67 +36,37 @@ class FloatExplorer(Twin, widgets.VBox):
         others = (widgets.ToggleButton(layout=self.near, style=first.style) for _ in range(longest - 1))
         self.bits = [first, *others]
         self.row = in_a_row([])
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        self.picture: Picture | None = None
-        self.busy = False
-        super().__init__([in_a_row([self.field, self.chosen]), self.row, self.said, self.shown])
-        self.field.observe(lambda _: self.take(), "value")
-        self.chosen.observe(lambda _: self.draw(), "value")
-        for bit in self.bits:
-            bit.observe(self._flipped, "value")
-        self.draw()
+        self._drawn_text, self._drawn_code = self.field.value, ("", "")  # a code with the name of its format
+        super().__init__([in_a_row([self.field, self.chosen]), self.row], [self.field, self.chosen, *self.bits])
 
     @property
     def format(self) -> Format:
         """The format whose bits are shown."""
         return self.formats[self.chosen.value]
 
-    def take(self) -> None:
-        """Take the number in the field."""
-        if self.busy:
-            return
-        try:
-            self.value = number(self.field.value)
-        except ValueError as error:
-            self.said.value = f"<b>not drawn</b>: {escape(str(error))}"
-            return
-        self.draw()
-
-    def _flipped(self, change: Any) -> None:
-        if self.busy:
-            return
-        code = "".join(str(int(bit.value)) for bit in self.bits[: self.format.n_bits])
-        self.value = self.format.value(code)
-        self.draw(code)
-
-    def draw(self, code: str = "") -> None:
-        """Draw for the present number: its bits in the chosen format (or `code`), and the picture of all formats."""
-        of = self.format
-        if not code and of.integer and math.isnan(self.value):
-            self.said.value = f"{of.name} has no NaN: these are the bits of 0"
-            code = "0" * of.n_bits
+    def drawn(self) -> Picture:
+        """The number in all formats, after it was typed or a bit of it flipped; field and bits then show the same."""
+        of, typed = self.format, self.field.value
+        code = "".join(str(int(bit.value)) for bit in self.bits[: of.n_bits])
+        if of.name == self._drawn_code[0] and code != self._drawn_code[1]:
+            self.value = of.value(code)
         else:
-            self.said.value = ""
-        code = code or "".join(of.bits(self.value))
-        self.busy = True
-        try:
-            for place, (bit, digit) in enumerate(zip(self.bits, code, strict=False)):
-                bit.value, bit.description = digit == "1", digit
-                field = 0 if place == 0 else 1 if place <= of.exponent_bits else 2
-                bit.button_style, bit.tooltip = STYLES[field], f"{('sign', 'exponent', 'mantissa')[field]}, bit {place}"
-                bit.layout = self.last if place in (0, of.exponent_bits) else self.near
-            if len(self.row.children) != of.n_bits:
-                self.row.children = self.bits[: of.n_bits]
-            self.field.value = self.field.value if _same(self.field.value, self.value) else f"{self.value:.15g}"
-            self.picture = floats(self.value, tuple(self.formats.values()))
-            self.shown.value = str(self.picture)
-        finally:
-            self.busy = False
-
-    def static(self) -> Picture:
-        """The last picture, for an export."""
-        assert self.picture
-        return self.picture
+            if typed != self._drawn_text:
+                self._drawn_text = typed  # before it is read, so that nonsense is told once
+                self.value = number(typed)
+            lost = of.integer and math.isnan(self.value)
+            self.note = f"{of.name} has no NaN: these are the bits of 0" * lost
+            code = "0" * of.n_bits if lost else "".join(of.bits(self.value))
+        for place, (bit, digit) in enumerate(zip(self.bits, code, strict=False)):
+            bit.value, bit.description = digit == "1", digit
+            field = 0 if place == 0 else 1 if place <= of.exponent_bits else 2
+            bit.button_style, bit.tooltip = STYLES[field], f"{('sign', 'exponent', 'mantissa')[field]}, bit {place}"
+            bit.layout = self.last if place in (0, of.exponent_bits) else self.near
+        if len(self.row.children) != of.n_bits:
+            self.row.children = self.bits[: of.n_bits]
+        self.field.value = typed if _same(typed, self.value) else f"{self.value:.15g}"
+        self._drawn_text, self._drawn_code = self.field.value, (of.name, code)
+        return floats(self.value, tuple(self.formats.values()))
 
 
 def _same(typed: str, value: float) -> bool:

@@ -29,13 +29,13 @@ LANE, LEFT, RIGHT, LOWEST, HIGHEST = 21.0, 88.0, 790.0, -152, 130
 TERM = r"([+-]?)(?:(\d+(?:\.\d*)?)(?:\^|\*\*)([+-]?\d+)|((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan))"
 
 
-def number(said: str) -> float:
+def number(typed: str) -> float:
     """The number that a person typed: `0.00012`, `1e-7`, `inf`, `nan`, powers and sums such as `1 + 2^-9`.
 
     Raises ValueError for anything else."""
-    plain = re.sub(r"[\s_,]", "", said.lower())
+    plain = re.sub(r"[\s_,]", "", typed.lower())
     if not re.fullmatch(f"(?:{TERM})(?:(?=[+-]){TERM})*", plain):
-        raise ValueError(f"{said!r} is no number; write 0.00012, 1e-7, 2^-24, 1 + 2^-9, inf or nan")
+        raise ValueError(f"{typed!r} is no number; write 0.00012, 1e-7, 2^-24, 1 + 2^-9, inf or nan")
     total = 0.0
     for sign, base, exponent, value in re.findall(TERM, plain):
         try:

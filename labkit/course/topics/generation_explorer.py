@@ -6,9 +6,9 @@ import ipywidgets as widgets
 
 from labkit.course.topics.generation_picture import CUTS, MOST_ROWS, latency
 from labkit.course.widgets.explorer import Explorer, in_two_columns
-from labkit.plan.generation import Generator
-from labkit.plan.hardware import Hardware
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.generation import Generator
 from labkit.view.svg import Drawing
 from labkit.view.units import parsed
 

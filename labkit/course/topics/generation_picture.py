@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.plan.generation import Generator
+from labkit.plan.pocket.generation import Generator
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import plural, seconds_text

@@ -7,8 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.explorer import in_a_row
-from labkit.course.widgets.recorded import Recorded
+from labkit.course.widgets.explorer import Explorer, in_a_row
 from labkit.probe.grads import GradientTable
 from labkit.train.formats import FORMATS, Format
 from labkit.view.histogram import histogram
@@ -18,7 +17,7 @@ ALL, MOST = "all layers", 32
 FLOATS = tuple(entry for entry in FORMATS.values() if not entry.integer)
 
 
-class GradientHistogram(Recorded, widgets.VBox):
+class GradientHistogram(Explorer):
     """A slider for the loss scale (a power of two, 0 to 32), and menus of formats and layers, over a GradientTable.
 
     Left and right arrow keys move the slider. The axis stays fixed while the gradients move along it. `formats` are the
@@ -47,17 +46,9 @@ class GradientHistogram(Recorded, widgets.VBox):
         )
         self.format = widgets.Dropdown(options=[*self.formats], value=format, description="format")
         self.layer = widgets.Dropdown(options=list(layers.items()), value="", description="layer")
-        self.shown = widgets.HTML()
-        super().__init__([self.scale, in_a_row([self.format, self.layer]), self.shown])
-        for control in (self.scale, self.format, self.layer):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        super().__init__([self.scale, in_a_row([self.format, self.layer])], [self.scale, self.format, self.layer])
 
-    def draw(self) -> None:
-        """Draw for the present controls."""
-        self.shown.value = str(self.static())
-
-    def static(self) -> Drawing:
-        """The picture as it stands, for an export."""
+    def drawn(self) -> Drawing:
+        """The histogram for the present controls."""
         chosen = self.formats[self.format.value]
         return histogram(self.table, chosen, self.scale.value, self.layer.value, span=self.page)

@@ -8,7 +8,8 @@ import ipywidgets as widgets
 
 from labkit.course.topics.in_flight_picture import LAWS, Pick, Steps, inflight
 from labkit.course.widgets.explorer import Explorer, in_two_columns
-from labkit.view.svg import Drawing, cut
+from labkit.plan.typed import whole
+from labkit.view.svg import Drawing
 
 MOST_RANKS, MOST_MICRO, MOST_STAGES = 8, 64, 4
 
@@ -39,9 +40,8 @@ class InFlightExplorer(Explorer):
 
     def drawn(self) -> Drawing:
         """The picture for the present controls. ValueError for an impossible number of micro-batches."""
-        typed, name = self.micro.value.strip(), self.name.value
+        name = self.name.value
         self.stages.disabled = name != "interleaved"
-        if not (typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_MICRO):
-            raise ValueError(f"micro-batches are a whole number from 1 to {MOST_MICRO}, got {cut(typed, 24)!r}")
-        self.pick = Pick(name, self.ranks.value, int(typed), self.stages.value if name == "interleaved" else 1)
+        n_micro = whole(self.micro.value, "micro-batches", most=MOST_MICRO)
+        self.pick = Pick(name, self.ranks.value, n_micro, self.stages.value if name == "interleaved" else 1)
         return inflight(self.pick, self.measured.get(self.pick, ()))

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.schedule import Schedule, Span, in_flight, simulate
-from labkit.plan.stages import pairs_in_flight
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import pairs_in_flight
+from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.schedule import Schedule, Span, in_flight, simulate
 from labkit.view import chart
 from labkit.view.svg import PALETTE, WIDTH
 

@@ -13,11 +13,11 @@ from labkit.course.topics.interconnect_picture import wires
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.course.widgets.real_run import Pieces, RealRun
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.recipe import Recipe
-from labkit.plan.topology import Links
-from labkit.plan.wire_time import Demand, apart, layouts_of, on_wires, together
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.link import Link
+from labkit.plan.machine.topology import Links
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.wire_time import Demand, apart, layouts_of, on_wires, together
 from labkit.probe.crossing import pieces
 from labkit.view.svg import Picture
 from labkit.view.units import metric_text, parsed, seconds_text
@@ -34,7 +34,7 @@ Setting = tuple[Layout, Links]
 
 
 class InterconnectExplorer(Explorer):
-    """Controls over the law of `labkit.plan.wire_time` for one step of `shape` under `recipe`; Tab goes from one to the
+    """Controls over the law of `plan.step.wire_time` for one step of `shape` under `recipe`; Tab goes from one to the
     next, arrow keys move layout and ranks, Enter takes what is typed (`200 us`, `45 MB/s`).
 
     It starts at `layout`, the links `intra` and `inter`, and two nodes with neighbours together, or `apart_` (of two

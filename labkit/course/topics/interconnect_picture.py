@@ -11,9 +11,9 @@ nodes. An axis is slow if its lines leave a node and it has many bytes.
 from __future__ import annotations
 
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.layout import AXES, Layout
-from labkit.plan.topology import Links
-from labkit.plan.wire_time import Demand, crosses, hops, on_wires
+from labkit.plan.machine.topology import Links
+from labkit.plan.partition.layout import AXES, Layout
+from labkit.plan.step.wire_time import Demand, crosses, hops, on_wires
 from labkit.view.cube import COLOURS, DASHES
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import bytes_text, plural, seconds_text

@@ -8,9 +8,10 @@ import ipywidgets as widgets
 
 from labkit.course.topics.lora_picture import Seen, lora
 from labkit.course.widgets.explorer import Explorer
-from labkit.plan.adapters import FROZEN_BYTES, TARGETS, adapters, lora_memory
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.adapters import FROZEN_BYTES, TARGETS, adapters, lora_memory
+from labkit.plan.typed import whole
 from labkit.view.svg import Drawing
 
 MINE, FULL = "the lab's GPT", "full fine-tuning"
@@ -50,12 +51,9 @@ class LoRAExplorer(Explorer):
     def shape(self) -> ModelShape:
         """The model that the controls describe. ValueError for a width that it cannot have."""
         shape = self.first if self.model.value == MINE else ModelShape.preset(self.model.value)
-        typed = self.width.value.replace(",", "").strip()
-        if not typed:
+        if not self.width.value.strip():
             return shape
-        if not typed.isdigit():
-            raise ValueError(f"a width is a whole number such as 4096, got {self.width.value!r}")
-        return shape.changed(d_model=int(typed), head_width=None)
+        return shape.changed(d_model=whole(self.width.value, "width D"), head_width=None)
 
     def drawn(self) -> Drawing:
         """The picture for the present controls."""

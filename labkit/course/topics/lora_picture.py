@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.plan.adapters import adapter_numel
 from labkit.plan.breakdown import Breakdown
+from labkit.plan.step.adapters import adapter_numel
 from labkit.view import chart
 from labkit.view.svg import PALETTE, Picture, box, cut, round_marks, text
 from labkit.view.units import binary_text

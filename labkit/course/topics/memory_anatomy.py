@@ -8,25 +8,24 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.explorer import in_two_columns
-from labkit.course.widgets.recorded import Recorded
+from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import OPTIMIZERS, PRECISIONS, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import OPTIMIZERS, PRECISIONS, Recipe
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory
 from labkit.rehearsal import rehearse
 from labkit.view.anatomy import anatomy
-from labkit.view.svg import Picture, text
+from labkit.view.svg import Picture
 
 OWN, MOST_ROWS = "the lab's GPT", 64
 ONE = Layout()
 
 
-class MemoryAnatomy(Recorded, widgets.VBox):
+class MemoryAnatomy(Explorer):
     """Controls over predict_memory on one device: model, rows, sequence, optimizer, precision, checkpointing, device.
 
     `shape`: a preset's name, or a ModelShape or GPTConfig of your own; `device`: a preset's name, or a name and bytes;
@@ -59,20 +58,16 @@ class MemoryAnatomy(Recorded, widgets.VBox):
         self.seq = widgets.IntText(first.seq, step=128, description="sequence", tooltip="tokens of a row")
         self.optimizer = menu(options=OPTIMIZERS, value=recipe.optimizer, description="optimizer")
         self.precision = menu(options=PRECISIONS, value=recipe.precision, description="precision")
-        self.again = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
+        self.checkpointing = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
         sizes = {preset: Hardware.preset(preset).memory_bytes.value for preset in DEVICES}
         own = (Hardware.preset(device).name, sizes[device.lower()]) if isinstance(device, str) else device
         self.sizes = {own[0]: own[1]} | sizes
         self.device = menu(options=[*self.sizes], value=own[0], description="device")
         self.button = widgets.Button(description="rehearse", tooltip="measure this step on fake tensors, in seconds")
-        self.said, self.shown = widgets.HTML(), widgets.HTML()
-        controls = [self.model, self.rows, self.seq, self.optimizer, self.precision, self.again, self.device]
-        super().__init__([in_two_columns([*controls, self.button]), self.said, self.shown])
-        self.picture: Picture | None = None
-        for control in controls:
-            control.observe(self._moved, "value")
         self.button.on_click(lambda _: self.rehearse())
-        self.draw()
+        self._drawn_model = name
+        controls = [self.model, self.rows, self.seq, self.optimizer, self.precision, self.checkpointing, self.device]
+        super().__init__([in_two_columns([*controls, self.button])], controls)
 
     @property
     def shape(self) -> ModelShape:
@@ -87,47 +82,36 @@ class MemoryAnatomy(Recorded, widgets.VBox):
             batch_size=self.rows.value,
             optimizer=self.optimizer.value,
             precision=self.precision.value,
-            checkpointing=self.again.value,
+            checkpointing=self.checkpointing.value,
         )
 
-    def _moved(self, change: Any) -> None:
-        if change["owner"] is self.model and self.seq.value != self.known[change["new"]].seq:
-            self.seq.value = self.known[change["new"]].seq  # this draws, too
-        else:
-            self.draw()
-
-    def draw(self) -> None:
-        """Draw for the present controls."""
-        try:
-            shape, recipe = self.shape, self.recipe
-            of_run, measured = self.seen.get((shape, recipe), (None, None))
-            predicted = of_run or predict_memory(shape, ONE, recipe)
-            room = (self.device.value, self.sizes[self.device.value])
-            how = f"{recipe.precision}, {recipe.optimizer}{', checkpointing' * recipe.checkpointing}"
-            title = f"{self.model.value}, {recipe.batch_size} x {shape.seq:,} tokens, {how}"
-            self.picture = anatomy(predicted, measured, shape.n_params, room, title)
-            self.shown.value, self.said.value = str(self.picture), ""
-        except ValueError as error:
-            self.said.value = f"<b>not drawn</b>: {escape(str(error))}"
+    def drawn(self) -> Picture:
+        """The picture for the present controls; a model that was just chosen comes with its own length."""
+        if self.model.value != self._drawn_model:
+            self._drawn_model, self.seq.value = self.model.value, self.known[self.model.value].seq
+        shape, recipe = self.shape, self.recipe
+        of_run, measured = self.seen.get((shape, recipe), (None, None))
+        predicted = of_run or predict_memory(shape, ONE, recipe)
+        room = (self.device.value, self.sizes[self.device.value])
+        how = f"{recipe.precision}, {recipe.optimizer}{', checkpointing' * recipe.checkpointing}"
+        title = f"{self.model.value}, {recipe.batch_size} x {shape.seq:,} tokens, {how}"
+        return anatomy(predicted, measured, shape.n_params, room, title)
 
     def rehearse(self) -> None:
         """Measure the step that the controls describe, on fake tensors, and draw it beside the prediction."""
-        self.button.disabled, self.said.value = True, "<i>rehearsing on fake tensors ... (the stop button ends it)</i>"
+        self.button.disabled = True
+        self.message.value = "<i>rehearsing on fake tensors ... (the stop button ends it)</i>"
         try:
             shape, recipe = self.shape, self.recipe
             rehearsal = rehearse(shape, ONE, recipe)
             self.seen[shape, recipe] = (rehearsal.predicted, rehearsal.memory)
             self.draw()
             remarks = "; ".join((f"rehearsed in {rehearsal.seconds:.1f} s, without the memory", *rehearsal.notes))
-            self.said.value = f"<small>{escape(remarks)}</small>"
+            self.message.value = f"<small>{escape(remarks)}</small>"
         except ValueError as error:
-            self.said.value = f"<b>not rehearsed</b>: {escape(str(error))}"
+            self.message.value = f"<b>not rehearsed</b>: {escape(str(error))}"
         except KeyboardInterrupt:
-            self.said.value = "stopped"
+            self.message.value = "stopped"
             raise
         finally:
             self.button.disabled = False
-
-    def static(self) -> Picture:
-        """The picture as it stands, for an export."""
-        return self.picture or Picture(text(4, 20, "nothing was drawn"), 30, "nothing was drawn")

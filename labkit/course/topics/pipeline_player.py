@@ -10,8 +10,8 @@ import ipywidgets as widgets
 from labkit.course.topics.in_flight_picture import LAWS, Pick
 from labkit.course.topics.pipeline_player_picture import matches, played, player
 from labkit.course.widgets.explorer import Explorer, in_a_row, in_two_columns, wide
-from labkit.plan.schedule import Span
-from labkit.plan.schedule_text import from_text, to_text
+from labkit.plan.schedules.schedule import Span
+from labkit.plan.schedules.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
 
 BY_HAND, NOBODY, MOST_RANKS, MOST_MICRO = "by hand", "none", 8, 32

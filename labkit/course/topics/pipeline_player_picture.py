@@ -8,7 +8,7 @@
     rank 0  |F0|F1|F2|F3|          | B0 |F4| B1 ...     29 %
 
 The actions that an action needs are framed while the pointer rests on it, by a style of the page, and if it is picked.
-Schedules can be written by hand, as labkit.plan.schedule_text reads them.
+Schedules can be written by hand, as labkit.plan.schedules.schedule_text reads them.
 
 Unlike labkit.view.schedule this is no matplotlib figure: only a style of the page can show and hide the frames, and a
 slider redraws two schedules, which for 64 actions each takes 3 ms by hand, and 220 ms as figures.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.plan.schedule import Action, Schedule, Span, bubble, needs, simulate
+from labkit.plan.schedules.schedule import Action, Schedule, Span, bubble, needs, simulate
 from labkit.view.schedule import KINDS
 from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
 from labkit.view.units import plural, seconds_text

@@ -10,11 +10,12 @@ import ipywidgets as widgets
 
 from labkit.course.topics import design_cases
 from labkit.course.widgets.explorer import Explorer, in_two_columns, wide
-from labkit.plan.devices import DEVICES
-from labkit.plan.models import MODELS
-from labkit.plan.recipe import OPTIMIZERS, PRECISIONS
-from labkit.plan.search import HEADROOM, Plan, plans
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import OPTIMIZERS, PRECISIONS
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.search.search import HEADROOM, Plan, plans
+from labkit.plan.typed import whole
 from labkit.view.plans import name_of, plan_list, shortlist
 from labkit.view.svg import Picture
 from labkit.view.units import plural
@@ -29,7 +30,7 @@ class PlannerPanel(Explorer):
     """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
 
     `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be
-    typed if the model is "own sizes". `.found` is the planner's whole answer, `.listed` the plans that are shown,
+    typed if the model is "own sizes". `.answer` is the planner's whole answer, `.listed` the plans that are shown,
     `.picture` the last valid picture; invalid input keeps it and shows the reason. ValueError for an unknown case."""
 
     recorded_over = ("plan",)
@@ -37,7 +38,7 @@ class PlannerPanel(Explorer):
 
     def __init__(self, case: design_cases.DesignCase | str = "eight") -> None:
         self.case = design_cases.case(case)
-        self.found: Sequence[Plan] = ()
+        self.answer: Sequence[Plan] = ()
         self.listed: list[Plan] = []
         self._asked: Any = None
         menu, first = widgets.Dropdown, self.case
@@ -60,44 +61,38 @@ class PlannerPanel(Explorer):
     def shape(self) -> ModelShape:
         """The model that the controls describe. ValueError for impossible sizes."""
         if self.model.value == OWN:
-            sizes = {name: _whole(field.value, field.description) for name, field in self.sizes.items()}
-            return ModelShape.gpt(**sizes, seq=_whole(self.seq.value, "tokens a row"), tied=False, name=OWN)
+            sizes = {name: _number(field) for name, field in self.sizes.items()}
+            return ModelShape.gpt(**sizes, seq=_number(self.seq), tied=False, name=OWN)
         return self.shapes[self.model.value]
 
     def drawn(self) -> Picture:
         """The picture for the present controls. ValueError for settings that cannot be planned."""
-        n, rows, seq = (_whole(field.value, field.description) for field in (self.ranks, self.rows, self.seq))
+        n, rows, seq = (_number(field) for field in (self.ranks, self.rows, self.seq))
         shape = self.shape
         for name, field in self.sizes.items():
             field.value, field.disabled = str(getattr(shape, name)), self.model.value != OWN
         asked = (shape, self.hardware.value, n, rows, seq, self.precision.value, self.optimizer.value)
         if asked != self._asked:
-            self.found = self._search(*asked)
-            self.listed, self._asked = shortlist(self.found), asked
+            self.answer = self._search(*asked)
+            self.listed, self._asked = shortlist(self.answer), asked
             names = [", ".join(name_of(plan)) + ("" if plan.kept else ": refused") for plan in self.listed]
             self.plan.options = [(f"{number + 1}  {words}", number) for number, words in enumerate(names)]
-        kept = sum(plan.kept for plan in self.found)
+        kept = sum(plan.kept for plan in self.answer)
         title = f"{shape.name}, {n:,} x {self.hardware.value}, {plural(rows, 'row')} of {seq:,}: "
-        return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.found)} plans fit", HEADROOM)
+        return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.answer)} plans fit", HEADROOM)
 
-    def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *more: str) -> Sequence[Plan]:
+    def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *choices: str) -> Sequence[Plan]:
         first = self.case
         known = (first.shape, first.hardware, first.n_ranks, first.batch, first.seq, first.precision, OPTIMIZERS[0])
-        if (shape, hardware, n, rows, seq, *more) == known:
+        if (shape, hardware, n, rows, seq, *choices) == known:
             return first.found
         self.message.value = "<i>searching ...</i>"
-        return plans(shape, hardware, n, rows, seq, precision=more[0], optimizer=more[1])
+        return plans(shape, hardware, n, rows, seq, precision=choices[0], optimizer=choices[1])
 
 
 def _typed(value: int, words: str) -> widgets.Text:
     return widgets.Text(str(value), description=words, continuous_update=False)
 
 
-def _whole(typed: str, name: str) -> int:
-    try:
-        number = int(typed.replace(",", "").replace("_", "").strip())
-    except ValueError:
-        raise ValueError(f"{name}: a whole number, got {typed!r}") from None
-    if not 1 <= number <= MOST.get(name, 10**9):
-        raise ValueError(f"{name}: 1 to {MOST.get(name, 10**9):,}, got {number:,}")
-    return number
+def _number(field: widgets.Text) -> int:
+    return whole(field.value, field.description, most=MOST.get(field.description, 10**9))

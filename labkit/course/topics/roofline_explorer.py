@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ipywidgets as widgets
 
-from labkit.course.widgets.recorded import Recorded
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import PRECISIONS, Hardware
-from labkit.plan.roofline import operations, setting_in
-from labkit.plan.shape import ModelShape
+from labkit.course.widgets.explorer import Explorer
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import PRECISIONS, Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.roofline import operations, setting_in
 from labkit.view.roofline import roofline
 from labkit.view.svg import Drawing
 
 MOST_ROWS = 64
 
 
-class RooflineExplorer(Recorded, widgets.VBox):
+class RooflineExplorer(Explorer):
     """Menus of devices and precisions and a slider of rows, over the ops of `shape` (GPT-2 if none is given).
 
     `hardware`: the name of a preset to begin with, or your own Hardware (as measured), which then comes first in the
@@ -40,23 +40,16 @@ class RooflineExplorer(Recorded, widgets.VBox):
         self.device = widgets.Dropdown(options=[*self.known], value=own.name, description="device")
         self.precision = widgets.Dropdown(options=PRECISIONS, value=precision, description="precision")
         self.rows = widgets.IntSlider(rows, 1, MOST_ROWS, description="rows", tooltip="sequences of a micro-batch")
-        self.picture = widgets.HTML()
-        super().__init__([self.device, self.precision, self.rows, self.picture])
-        for control in (self.device, self.precision, self.rows):
-            control.observe(lambda _: self.draw(), "value")
-        self.draw()
+        controls = (self.device, self.precision, self.rows)
+        super().__init__(controls, controls)
 
     @property
     def chosen(self) -> Hardware:
         """The device that is shown."""
         return self.known[self.device.value]
 
-    def draw(self) -> None:
-        """Draw the roofline for the present controls."""
-        self.picture.value = str(self.static())
-
-    def static(self) -> Drawing:
-        """The picture as it stands, for an export."""
+    def drawn(self) -> Drawing:
+        """The roofline for the present controls."""
         name, rows, seq = self.shape.name or "the model", self.rows.value, self.shape.seq
         ops = operations(self.shape, setting_in(self.shape, self.precision.value, rows))
         title = f"{name}, {rows} x {seq:,} tokens, forward, on {self.chosen.name} in {self.precision.value}"

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-import time
 from html import escape
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.local import run_threads
 from labkit.course.topics.pipeline_player_picture import player
 from labkit.course.widgets.explorer import Explorer, in_a_row, wide
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.published_schedules import stretch
-from labkit.plan.recipe import TWO_STAGES, Recipe
-from labkit.plan.schedule import Schedule, Span, bubble, in_flight, one_f_one_b, simulate
-from labkit.plan.schedule_text import from_text, to_text
+from labkit.plan.job.recipe import TWO_STAGES, Recipe
+from labkit.plan.schedules.published_schedules import stretch
+from labkit.plan.schedules.schedule import Schedule, Span, bubble, in_flight, one_f_one_b, simulate
+from labkit.plan.schedules.schedule_text import from_text, to_text
+from labkit.probe.paced import PacedLinear
 from labkit.view.svg import Picture
 
 MOST_RANKS, WIDTH, FORWARD_S = 8, 4, 0.004
@@ -59,37 +59,6 @@ def weigh(schedule: Schedule) -> tuple[Weight, list[Span]]:
     return Weight(max(s.end for s in spans), bubble(spans), 1 - work / own, max(in_flight(schedule)) / thin), spans
 
 
-class Hold(torch.autograd.Function):
-    """Gives x on, and lets backward wait."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        """x, unchanged."""
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient, after `seconds`."""
-        time.sleep(ctx.seconds)
-        return grad, None
-
-
-class SlowStage(nn.Module):
-    """A layer that takes `seconds` forward, as long for its input's gradient, and as long for its weights'."""
-
-    def __init__(self, seconds: float) -> None:
-        """Make the layer, in float64."""
-        super().__init__()
-        self.linear, self.seconds = nn.Linear(WIDTH, WIDTH).double(), seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, WIDTH] -> [rows, WIDTH]"""
-        time.sleep(self.seconds)
-        weight = Hold.apply(self.linear.weight, self.seconds)
-        return Hold.apply(nn.functional.linear(x, weight, self.linear.bias).tanh(), self.seconds)
-
-
 class Ran(NamedTuple):
     """A real step: its spans, and the largest difference of a loss or a gradient from those of one process."""
 
@@ -102,24 +71,24 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
 
     A rank's part of the model takes `forward_s` for a forward. The same model on one process is what it is held to."""
     torch.manual_seed(0)
-    stages = [SlowStage(forward_s * schedule.n_ranks / schedule.n_stages) for _ in range(schedule.n_stages)]
+    seconds = (forward_s * schedule.n_ranks / schedule.n_stages,) * 3  # forward, and the two halves of backward
+    layers = [PacedLinear(WIDTH, WIDTH, *seconds).double() for _ in range(schedule.n_stages)]
+    stages = [nn.Sequential(layer, nn.Tanh()) for layer in layers]
+    alone = nn.Sequential(*(nn.Sequential(copy.deepcopy(layer.linear), nn.Tanh()) for layer in layers))
     inputs, targets = ([torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2))
-    alone = nn.Sequential(*(copy.deepcopy(stage.linear) for stage in stages))
     total = torch.zeros((), dtype=torch.float64)
     for x, target in zip(inputs, targets, strict=True):
-        for linear in alone:
-            x = linear(x).tanh()
-        total = total + nn.functional.mse_loss(x, target) / schedule.n_micro
+        total = total + nn.functional.mse_loss(alone(x), target) / schedule.n_micro
     total.backward()
 
     def work(group: Group) -> tuple[list[Span], float]:
-        mine = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
-        pipeline = Pipeline(mine, schedule, group, loss=nn.functional.mse_loss)
+        modules = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
+        pipeline = Pipeline(modules, schedule, group, loss=nn.functional.mse_loss)
         group.barrier()
         loss = pipeline.step(inputs, targets)
         gaps = [0.0 if loss is None else float((loss - total.detach()).abs())]
-        for stage, module in mine.items():
-            pairs = zip(module.linear.parameters(), alone[stage].parameters(), strict=True)
+        for stage, module in modules.items():
+            pairs = zip(module.parameters(), alone[stage].parameters(), strict=True)
             gaps += [
                 float((p.grad - q.grad).abs().max()) for p, q in pairs if p.grad is not None and q.grad is not None
             ]

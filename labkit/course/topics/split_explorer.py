@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from labkit.comm.ledger import Ledger
 from labkit.course.topics.split_picture import DIRECTIONS, KINDS, SplitLayer, split_layer
 from labkit.course.widgets.explorer import Explorer, in_two_columns
+from labkit.plan.typed import whole
 from labkit.view.svg import Picture
 
 TYPED = (
@@ -50,12 +51,7 @@ class SplitExplorer(Explorer):
     @property
     def layer(self) -> SplitLayer:
         """The layer that the controls describe. ValueError for invalid input."""
-        sizes = {}
-        for name, words, _ in TYPED:
-            try:
-                sizes[name] = int(self.typed[name].value.replace(",", "").strip())
-            except ValueError:
-                raise ValueError(f"{words} is a whole number, got {self.typed[name].value!r}") from None
+        sizes = {name: whole(self.typed[name].value, words, most=10**6) for name, words, _ in TYPED}
         return replace(self.first, kind=self.kind.value, sequence=self.sequence.value, **sizes)
 
     def drawn(self) -> Picture:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.plan.stale_gradients import best, distances, limit, momentum, verdict
+from labkit.plan.pocket.stale_gradients import best, distances, limit, momentum, verdict
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import number_text

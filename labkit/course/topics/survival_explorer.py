@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from labkit.course.topics.survival_picture import Played, of_devices, survival
 from labkit.course.widgets.explorer import Explorer, in_a_row, in_two_columns
-from labkit.plan.survival import LLAMA3_DEVICE_MTBF_S, LLAMA3_DEVICES, Job, best_interval, simulated
+from labkit.plan.pocket.survival import LLAMA3_DEVICE_MTBF_S, LLAMA3_DEVICES, Job, best_interval, simulated
 from labkit.view.svg import Drawing
 from labkit.view.units import parsed
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.plan.survival import (
+from labkit.plan.pocket.survival import (
     HOUR_S,
     LLAMA3_DEVICE_MTBF_S,
     LLAMA3_DEVICES,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.course.topics.zero_picture import zero_stages
 from labkit.course.widgets.explorer import Explorer, in_two_columns
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.devices import DEVICES
-from labkit.plan.hardware import Hardware
-from labkit.plan.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.pocket.zero_table import MOST_RANKS, NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
+from labkit.plan.typed import parsed, whole
 from labkit.view.svg import Drawing
 
-SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.items()
 NO_DEVICE = "none"
 
 
@@ -56,11 +55,8 @@ class ZeROExplorer(Explorer):
     @property
     def state(self) -> ModelState:
         """The state that the controls describe. ValueError for invalid input."""
-        try:
-            ranks = int(self.ranks.value.strip())
-        except ValueError:
-            raise ValueError(f"n is a whole number of ranks, got {self.ranks.value!r}") from None
-        return ModelState(count(self.params.value), ranks, self.precision.value, self.optimizer.value)
+        ranks = whole(self.ranks.value, "ranks n", most=MOST_RANKS)
+        return ModelState(parsed(self.params.value, "parameters"), ranks, self.precision.value, self.optimizer.value)
 
     def drawn(self) -> Drawing:
         """The picture for the present controls."""
@@ -68,13 +64,3 @@ class ZeROExplorer(Explorer):
         device = (self.device.value, room) if room else None
         measured = self.measured if state == self.first else None
         return zero_stages(state, self.stage.value, device, measured, self.micro.value)
-
-
-def count(said: str) -> float:
-    """The number that a person typed: `7B`, `124 M`, `1,300,000`, `7e9`. ValueError for anything else."""
-    plain: Any = said.replace(",", "").replace("_", "").replace(" ", "").lower()
-    factor = next((size for letter, size in SUFFIXES if plain.endswith(letter)), 1.0)
-    try:
-        return float(plain[:-1] if factor > 1 else plain) * factor
-    except ValueError:
-        raise ValueError(f"{said!r} is no number of parameters, such as 7B or 124,000,000") from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.plan.zero_table import NAMES, STAGES, ModelState
+from labkit.plan.pocket.zero_table import NAMES, STAGES, ModelState
 from labkit.view import chart
 from labkit.view.svg import KIND_COLOURS, PALETTE, cut, round_marks
 from labkit.view.units import metric_text, plural

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from labkit.course.training.run_lock import run_lock
 from labkit.course.training.training import Order, life, report_of, write_report
 from labkit.course.training.training_report import TrainingReport
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import check
+from labkit.plan.job.recipe import check
+from labkit.plan.partition.layout import Layout
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group

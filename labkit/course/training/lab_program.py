@@ -25,8 +25,8 @@ import jinja2
 import yaml
 
 from labkit.course.numbers import full
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe, check
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 SOURCES = Path(__file__).parent / "lab_script"

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.course.training.run_lock import run_lock
 from labkit.course.training.training_report import TrainingReport
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.bytes_sent import ExpertLoad, sent_per_step
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.bytes_sent import ExpertLoad, sent_per_step
 
 if TYPE_CHECKING:
     from labkit.comm.group import Group
@@ -66,7 +66,7 @@ def train(order: Order) -> TrainingReport:
 
     Raises ValueError, before any rank starts, for an impossible order, and if `run` holds another run's checkpoints or
     belongs to a run that is under way."""
-    from labkit.plan.recipe import check
+    from labkit.plan.job.recipe import check
 
     check(order.config, order.recipe, order.layout)
     if order.steps < 1:

@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE
 
 from labkit.plan.breakdown import KINDS
-from labkit.plan.layout import SHORT, Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import SHORT, Layout
 from labkit.view.curve import curve
 from labkit.view.svg import Drawing
 from labkit.view.terminal_table import TerminalTable

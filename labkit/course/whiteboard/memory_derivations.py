@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from labkit.course.whiteboard.derivation import Derivation, Symbol, Values, Wrong
 from labkit.course.whiteboard.wire_derivations import PARAMS, SHARDS
-from labkit.plan.adapters import TARGETS, adapter_numel, adapters
-from labkit.plan.schedule import gpipe, in_flight, one_f_one_b
-from labkit.plan.segments import Stack
-from labkit.plan.shape import ModelShape
-from labkit.plan.zero_table import ModelState
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.segments import Stack
+from labkit.plan.pocket.zero_table import ModelState
+from labkit.plan.schedules.schedule import gpipe, in_flight, one_f_one_b
+from labkit.plan.step.adapters import TARGETS, adapter_numel, adapters
 
 LAYERS = Symbol("L", "layers", "", 2, 96)
 ROWS = Symbol("b", "rows", "", 1, 32)
@@ -43,7 +43,7 @@ def _activations(v: Values) -> float:
 
 
 _STATE = "Mixed precision, AdamW: bytes of weights, gradients and optimizer on each rank"
-_OF_STATE = "plan.zero_table.ModelState.held"
+_OF_STATE = "plan.pocket.zero_table.ModelState.held"
 _MASTERS = "the law of fp32 training, or of masters that are not sharded"
 
 MEMORY = (
@@ -79,7 +79,7 @@ MEMORY = (
         "KV cache: bytes", "Keys and values of all layers, for b rows of T tokens?",
         (LAYERS, ROWS, TOKENS, Symbol("H", "heads of keys and values", "", 1, 32),
          Symbol("d", "width of a head", "", 32, 256), ITEM), "B", "2*L*b*T*H*d*w", _keys,
-        "plan.shape.ModelShape.activations, keys and values", "12",
+        "plan.model.shape.ModelShape.activations, keys and values", "12",
         (Wrong("L*b*T*H*d*w", "keys alone"), Wrong("2*b*T*H*d*w", "one layer"),
          Wrong("2*L*b*T^2*H*d*w", "what scores do: they grow with T^2, and keys and values do not")),
         at_one=("L", "H"),
@@ -88,7 +88,7 @@ MEMORY = (
         "activations of a block: bytes",
         "A GPT block, fused attention, hidden width 4 D, no dropout: what does it keep for backward? Count its tensors "
         "of b T D numbers. (To 1%)",
-        (ROWS, TOKENS, WIDTH, ITEM), "B", "16*b*T*D*w", _activations, "plan.shape.ModelShape.activations", "04",
+        (ROWS, TOKENS, WIDTH, ITEM), "B", "16*b*T*D*w", _activations, "plan.model.shape.ModelShape.activations", "04",
         (Wrong("10*b*T*D*w", "a rule of thumb: count the tensors"),
          Wrong("b*T*D*w", "the input alone: what a checkpointed block keeps"),
          Wrong("17*b*T*D*w", "34 bytes a number of the input: with dropout's masks, before fused attention")),
@@ -98,7 +98,7 @@ MEMORY = (
         "activations of a model: bytes", "And L such blocks, without checkpointing? (To 1%)",
         (LAYERS, ROWS, TOKENS, WIDTH, ITEM), "B", "16*L*b*T*D*w",
         lambda v: Stack(int(v["L"]), _activations(v), v["w"] * v["b"] * v["T"] * v["D"]).plain_bytes,
-        "plan.segments.Stack.plain_bytes", "04",
+        "plan.pocket.segments.Stack.plain_bytes", "04",
         (Wrong("16*b*T*D*w", "one block"),
          Wrong("L*b*T*D*w", "one tensor a block: a batch reckoned from it is far too large")),
         tolerance=0.01, at_one=("L",),
@@ -109,7 +109,7 @@ MEMORY = (
         "a time (the last was never emptied, so it keeps no input): bytes held at most?",
         (LAYERS, Symbol("A", "bytes a layer holds", "B", 1e6, 1e9), Symbol("I", "bytes between layers", "B", 1e5, 1e8),
          Symbol("k", "layers of a segment", "", 1, 96)), "B", "(L/k - 1)*I + k*A",
-        lambda v: _stack(v).curve_bytes(v["k"]), "plan.segments.Stack.curve_bytes", "04",
+        lambda v: _stack(v).curve_bytes(v["k"]), "plan.pocket.segments.Stack.curve_bytes", "04",
         (Wrong("L/k*I + k*A", "one input too many: that of the last segment is not kept apart"),
          Wrong("L*A", "the bytes without checkpointing"),
          Wrong("L/k*I", "the inputs alone, without the segment that is being filled")),
@@ -119,7 +119,7 @@ MEMORY = (
         "checkpointing: the best segment", "How many layers should a segment have, so that it holds least?",
         (Symbol("L", "layers", "", 64, 512), Symbol("A", "bytes a layer holds", "B", 1e7, 2e7),
          Symbol("I", "bytes between layers", "B", 1e6, 1e7)), "", "sqrt(L*I/A)", lambda v: _stack(v).best_length,
-        "plan.segments.Stack.best_length", "04",
+        "plan.pocket.segments.Stack.best_length", "04",
         (Wrong("sqrt(L)", "the case A = I: a layer that keeps one tensor of its input's size"),
          Wrong("sqrt(L*A/I)", "upside down: layers that hold much want short segments")),
     ),
@@ -127,7 +127,7 @@ MEMORY = (
         "LoRA: parameters of a linear", "A linear of I inputs and O outputs gets an adapter of rank r: how many train?",
         (Symbol("r", "rank", "", 1, 64), Symbol("I", "inputs", "", 64, 8192), Symbol("O", "outputs", "", 64, 8192)),
         "parameters", "r*(I + O)", lambda v: adapter_numel(int(v["I"]), int(v["O"]), int(v["r"])),
-        "plan.adapters.adapter_numel", "11",
+        "plan.step.adapters.adapter_numel", "11",
         (Wrong("r*I*O", "a product of three: A is r by I, B is O by r"),
          Wrong("r^2", "neither of the two: A is r by I, B is O by r"), Wrong("r*I", "A alone")),
         at_one=("r",),
@@ -135,15 +135,17 @@ MEMORY = (
     Derivation(
         "LoRA: parameters of a model", "And with rank r on query, key, value and output of L layers of width D?",
         (LAYERS, Symbol("D", "width", "", 256, 8192, step=8), Symbol("r", "rank", "", 1, 64)), "parameters", "8*L*r*D",
-        lambda v: adapters(_gpt({**v, "T": 64}), TARGETS["attention"], int(v["r"])).total, "plan.adapters.adapters",
-        "11", (Wrong("4*L*r*D", "A or B alone of four linears"), Wrong("2*L*r*D", "one linear a layer")),
+        lambda v: adapters(_gpt({**v, "T": 64}), TARGETS["attention"], int(v["r"])).total,
+        "plan.step.adapters.adapters", "11",
+        (Wrong("4*L*r*D", "A or B alone of four linears"), Wrong("2*L*r*D", "one linear a layer")),
         at_one=("L", "r"),
     ),
     Derivation(
         "1F1B: micro-batches held", "How many micro-batches does rank r (from 0) hold at most under 1F1B?",
         (Symbol("p", "ranks of the pipeline", "", 2, 12), Symbol("m", "micro-batches", "", 1, 12),
          Symbol("r", "rank, 0 to p-1", "", 0, 11, below="p")), "micro-batches", "min(m, p - r)",
-        lambda v: in_flight(one_f_one_b(int(v["p"]), int(v["m"])))[int(v["r"])], "plan.schedule.in_flight", "10",
+        lambda v: in_flight(one_f_one_b(int(v["p"]), int(v["m"])))[int(v["r"])],
+        "plan.schedules.schedule.in_flight", "10",
         (Wrong("m", "GPipe"), Wrong("p - r", "the truth while m is large enough: there are only m to hold"),
          Wrong("p", "rank 0 alone")),
     ),
@@ -151,7 +153,7 @@ MEMORY = (
         "GPipe: micro-batches held", "And under GPipe?",
         (Symbol("p", "ranks of the pipeline", "", 2, 12), Symbol("m", "micro-batches", "", 1, 12),
          Symbol("r", "rank, 0 to p-1", "", 0, 11, below="p")), "micro-batches", "m",
-        lambda v: in_flight(gpipe(int(v["p"]), int(v["m"])))[int(v["r"])], "plan.schedule.in_flight", "10",
+        lambda v: in_flight(gpipe(int(v["p"]), int(v["m"])))[int(v["r"])], "plan.schedules.schedule.in_flight", "10",
         (Wrong("min(m, p - r)", "1F1B"),),
     ),
 )  # fmt: skip

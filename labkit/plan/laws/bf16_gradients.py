@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.plan.buckets import Bucket, Live
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import State
-from labkit.plan.tape import OTHER, Bytes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import OTHER, Bytes
+from labkit.plan.partition.buckets import Bucket, Live
 
 
 class SentKeeper(Keeper):
@@ -41,10 +41,10 @@ class SentKeeper(Keeper):
         """Elements of a bucket, those of blocks that are not walked included."""
         return bucket.numel + (self.longer[1] if self.longer and self.longer[0] is bucket else 0)
 
-    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
-        """A bucket is complete: its copy is made and leaves; `more` is alive besides."""
+    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
+        """A bucket is complete: its copy is made and leaves; `extra` is alive besides."""
         live.add(OTHER, 2 * self.numel_of(bucket))
-        live.see(more, when)
+        live.see(extra, when)
 
     def between(self, live: Live, numel: int) -> None:
         """Blocks that are not walked fill the bucket that is open now; others of theirs have left, and wait."""
@@ -64,7 +64,7 @@ class SentKeeper(Keeper):
 
 
 class InBf16:
-    """What gradients in bf16 say of a job."""
+    """Gradients in bf16: what they exclude, how wide they travel, and how long that takes."""
 
     name, coding_bytes, keeper = "bf16", 12, SentKeeper
 

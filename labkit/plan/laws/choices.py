@@ -1,14 +1,14 @@
 """What laws look at of a recipe. Recipes are made of names that laws define, so a law knows a recipe by this alone.
 
-labkit.plan.recipe says what each choice means.
+labkit.plan.job.recipe says what each choice means.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from labkit.plan.groups import Grouping
-from labkit.plan.program import Schedule
+from labkit.plan.partition.groups import Grouping
+from labkit.plan.schedules.program import Schedule
 
 
 class Cuts(NamedTuple):
@@ -28,7 +28,7 @@ class Choices(Protocol):
 
     @property
     def cuts(self) -> Cuts:
-        """What the strategy shares out over the ranks."""
+        """Which of weights, gradients and state the strategy cuts, so that each rank has a part."""
 
     @property
     def schedule(self) -> str:
@@ -64,7 +64,7 @@ class Choices(Protocol):
 
     @property
     def recompute(self) -> str:
-        """What backward runs again."""
+        """Which part of a block backward computes a second time: none, selective, full ..."""
 
     @property
     def context(self) -> str:

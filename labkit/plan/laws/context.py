@@ -39,12 +39,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.sizes import Sizes
+from labkit.plan.machine.link import Link
+from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
 BACKWARD = 2.5

@@ -9,7 +9,7 @@
                a ring has a port for each member in a node. Those of experts are reduced over cp and every ep-th rank
                of dp
 
-What the ring hides is not free: exchange and scores want the same memory (`contention` of labkit.plan.efficiency).
+What the ring hides is not free: exchange and scores want the same memory (`contention` of plan.machine.efficiency).
 The law of one link: labkit.plan.laws.context.
 """
 
@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.plan.cut_attention import CutAttention
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.context import exchange_s, unhidden_s
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.ops import Setting
-from labkit.plan.sizes import Sizes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import Link
+from labkit.plan.model.cut_attention import CutAttention
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 
 
 class Exchange(NamedTuple):
@@ -49,7 +49,7 @@ def exchanges(
     if kind == "ulysses":
         # q, k and v go there, y comes back; gradients go the other way
         mixed = layer.heads * layer.width
-        together = mixed + layer.heads * layer.more + layer.key_heads * layer.pair
+        together = mixed + layer.heads * layer.rope_width + layer.key_heads * layer.pair
         parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
         return Exchange(both, 0.0), Exchange(both, 0.0)

@@ -15,7 +15,7 @@ from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import Strategy
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
 SOURCE = "arXiv:1910.02054, 7"
@@ -34,11 +34,11 @@ def sent(strategy: Strategy, traffic: Traffic) -> Iterator[Item]:
     """Along the axes of the strategy: parameters and gradients of this rank."""
     choices, layout, n_bytes = traffic.choices, traffic.layout, traffic.parameter_bytes
     n = strategy.sharing(layout, choices.copies)
-    scatters, gathers, of_gradients = strategy.moves(choices, layout.pp, traffic.place)
+    scatters, gathers, gathered = strategy.moves(choices, layout.pp, traffic.place)
     wider = choices.sent_gradient_bytes / choices.weight_bytes  # 2 where bf16 gradients are added up in fp32
-    moved = scatters * wider + gathers * (wider if of_gradients else 1)
+    moved = scatters * wider + gathers * gathered / choices.weight_bytes
     formula = f"({scatters} + {gathers:g})(n-1)/n S, n={n}, S={n_bytes:,}"
-    if wider != 1:
+    if moved != scatters + gathers:
         formula = f"{moved:g}(n-1)/n S, n={n}, S={n_bytes:,} of weights, {wider:g} S of gradients"
     if traffic.coded_params:
         formula += f", {gathers:g}(n-1)/n C less, C={traffic.coded_params:,} weights in 1 byte"
@@ -54,11 +54,11 @@ def experts_sent(strategy: Strategy, traffic: Traffic, n: int) -> Iterator[Item]
     """Along expert_dp: parameters and gradients of the experts of this rank, over the `n` ranks that have the same."""
     choices, experts = traffic.choices, traffic.experts
     assert experts is not None
-    scatters, gathers, of_gradients = strategy.moves(choices, traffic.layout.pp, traffic.place)
+    scatters, gathers, gathered = strategy.moves(choices, traffic.layout.pp, traffic.place)
     if choices.recompute == "full":
         gathers = strategy.expert_gathers(gathers, choices)
     wider = choices.sent_gradient_bytes / choices.weight_bytes
-    moved = scatters * wider + gathers * (wider if of_gradients else 1)
+    moved = scatters * wider + gathers * gathered / choices.weight_bytes
     value = (moved * experts.parameter_bytes - gathers * experts.coded) * (n - 1) / n
     words = f"{moved:g}(m-1)/m X, m = {n} ranks with the same experts, X = {experts.parameter_bytes:,}"
     words += f", {gathers:g}(m-1)/m of {experts.coded:,} less" * bool(experts.coded)

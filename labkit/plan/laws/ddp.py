@@ -11,43 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from labkit.plan.buckets import Params
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
 from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params
+from labkit.plan.partition.groups import ParamGroup
 
 
-class DDPLaw:
-    """What DDP says of a job."""
+class DDPLaw(OneGroup):
+    """DDP: what it excludes, holds, sends and waits for."""
 
     name = words = "ddp"
     title, cuts = "DDP", Cuts(False, False, False)
     options: tuple[str, ...] = ("gradients",)
-    axes = ("dp",)
     computes_gathered = in_buckets = every_pass_sends = False
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Offloading, which moves a shard; and what the gradients' way excludes."""
         if choices.offload:
-            yield "offload moves the shard that a rank steps on: it wants zero1, zero2 or zero3"
+            yield "offload moves the shard that a rank steps on, and ddp has none: take a strategy that cuts the state"
         yield from WAYS[choices.gradients].excludes(choices)
-
-    def refuses(self, layout: Layout) -> Iterator[str]:
-        """No layout."""
-        return iter(())
-
-    def sharing(self, layout: Layout, copies: int) -> int:
-        """All ranks that have the same weights."""
-        return layout.dp * layout.cp * copies
-
-    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
-        """There is one group."""
-        return 1, 1
 
     def keeper(
         self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
@@ -75,11 +62,7 @@ class DDPLaw:
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""
-        return Moves(1, 1, of_gradients=True)
-
-    def expert_gathers(self, gathers: float, choices: Choices) -> float:
-        """As those of all else."""
-        return gathers
+        return Moves(1, 1, choices.sent_gradient_bytes)
 
     def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind the last backward. To code and decode is work of the device itself, which goes on beside no other."""

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from labkit.plan.buckets import Bucket, Live
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.bf16_gradients import SentKeeper
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import State
-from labkit.plan.tape import NOTHING, OTHER, Bytes, plus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.tape import NOTHING, OTHER, Bytes, plus
+from labkit.plan.partition.buckets import Bucket, Live
 
 TILE = 256
 """Numbers that share a unit."""
@@ -73,21 +73,21 @@ class CodedKeeper(SentKeeper):
         """The sizes of a bucket's codes."""
         return Coded(self.numel_of(bucket), self.n)
 
-    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
-        """A bucket is complete: its codes are made and leave; `more` is alive besides."""
-        self.turn(live, more, when)
+    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
+        """A bucket is complete: its codes are made and leave; `extra` is alive besides."""
+        self.turn(live, extra, when)
         coded, self.leaving = self.coded(bucket), bucket
-        _see(live, more, self.n * (coded.part + coded.message) + coded.units, when)
+        _see(live, extra, self.n * (coded.part + coded.message) + coded.units, when)
         live.add(OTHER, 2 * self.n * coded.message)
-        live.see(more, when)
+        live.see(extra, when)
 
-    def turn(self, live: Live, more: Bytes, when: str) -> None:
+    def turn(self, live: Live, extra: Bytes, when: str) -> None:
         """The codes of the bucket before have come: they are decoded and added up, and the sum leaves as codes."""
         if self.leaving is None:
             return
         coded, self.leaving = self.coded(self.leaving), None
         live.add(OTHER, -self.n * coded.message)  # what was sent
-        _see(live, more, self.n * coded.part + max(coded.units, coded.part), when)
+        _see(live, extra, self.n * coded.part + max(coded.units, coded.part), when)
         live.add(OTHER, coded.message)
 
     def finish(self, live: Live) -> None:
@@ -103,12 +103,12 @@ class CodedKeeper(SentKeeper):
         self.middle = 0
 
 
-def _see(live: Live, more: Bytes, n_bytes: int, when: str) -> None:
-    live.see(plus(more, (0, 0, 0, 0, n_bytes)), when)
+def _see(live: Live, extra: Bytes, n_bytes: int, when: str) -> None:
+    live.see(plus(extra, (0, 0, 0, 0, n_bytes)), when)
 
 
 class InEightBits:
-    """What gradients in 8 bits say of a job."""
+    """Gradients in 8 bits: what they exclude, how wide they travel, and how long that takes."""
 
     name, coding_bytes, keeper = "8bit", 140, CodedKeeper
 

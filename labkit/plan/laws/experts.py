@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from labkit.plan.breakdown import Item
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.data_parallel import experts_sent
 from labkit.plan.laws.strategy import Strategy
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.layout import Layout
-from labkit.plan.sizes import Sizes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
 

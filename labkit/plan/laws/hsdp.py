@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.zero3 import ZeRO3Law
-from labkit.plan.layout import CUT_AXES, Layout
+from labkit.plan.partition.layout import CUT_AXES, Layout
 
 
 @dataclass(frozen=True)
 class HSDPLaw(ZeRO3Law):
-    """What HSDP says of a job whose state is cut in groups of `shard_ranks` of dp."""
+    """HSDP: state is cut in groups of `shard_ranks` ranks of dp, and each group has a copy."""
 
     shard_ranks: int
     axes = CUT_AXES

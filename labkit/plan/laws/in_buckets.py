@@ -8,22 +8,27 @@ Law of the wait: Li et al., arXiv:2006.15704, section 3.2.3; what is gathered: R
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from labkit.plan.buckets import Params, in_buckets
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import State, Waits, Work, beside
-from labkit.plan.layout import Layout
+from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.one_group import OneGroup
+from labkit.plan.laws.strategy import Moves, State, Waits, Work, beside
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params, in_buckets
+from labkit.plan.partition.groups import Grouping, ParamGroup
 
 
-class InBuckets:
-    """The answers that the laws of ZeRO-1 and ZeRO-2 have in common."""
+class InBuckets(OneGroup):
+    """The answers that the laws of ZeRO-1 and ZeRO-2 have in common.
 
-    options: tuple[str, ...] = ()
-    axes = ("dp",)
+    every_pass_sends    True if gradients leave after each micro-batch
+    kept                what is held of weights and gradients while a step goes on"""
+
+    every_pass_sends: bool
+    kept: type[Keeper]
+
     computes_gathered = False
     in_buckets = True
 
@@ -31,25 +36,29 @@ class InBuckets:
         """Nothing: whatever is true of one rank's whole state is true of a flat part of it."""
         return iter(())
 
-    def refuses(self, layout: Layout) -> Iterator[str]:
-        """No layout."""
-        return iter(())
-
-    def sharing(self, layout: Layout, copies: int) -> int:
-        """All ranks that have the same weights."""
-        return layout.dp * layout.cp * copies
-
-    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
-        """There is one group."""
-        return 1, 1
+    def keeper(
+        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
+    ) -> Keeper:
+        """Of gradients: whole ones, or a part of each bucket."""
+        return self.kept(
+            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
+            choices.grouping,
+        )  # fmt: skip
 
     def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
         """A flat part of each bucket."""
         return owned_of(layers, n, choices.gradient_bytes, choices.bucket_bytes, choices.grouping)
 
-    def expert_gathers(self, gathers: float, choices: Choices) -> float:
-        """As those of all else: weights are whole while blocks run again."""
-        return gathers
+    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
+        """Gradients leave once a step, or after each micro-batch; new weights are gathered once."""
+        return Moves(choices.n_turns if self.every_pass_sends else 1, 1, choices.weight_bytes)
+
+    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+        """Behind each backward that sends, then for the new weights."""
+        n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
+        one = state.seconds(machine, "reduce_scatter", n_bytes)
+        gather = gather_s(state, choices, machine, choices.weight_bytes)
+        return waits_of_buckets(state, work, choices, machine, one, self.moves(choices).scatters, gather)
 
 
 @lru_cache(maxsize=1024)
@@ -77,7 +86,7 @@ def buckets_of(state: State, choices: Choices) -> int:
     return max(1, round(state.params * choices.gradient_bytes / choices.bucket_bytes))
 
 
-def gather_s(state: State, choices: Choices, machine: Hardware) -> float:
-    """Seconds of the gather of new weights, bucket by bucket."""
+def gather_s(state: State, choices: Choices, machine: Hardware, width: float) -> float:
+    """Seconds of the gather of new weights of `width` bytes, bucket by bucket."""
     n_buckets = buckets_of(state, choices)
-    return n_buckets * state.seconds(machine, "all_gather", state.params * choices.weight_bytes / n_buckets)
+    return n_buckets * state.seconds(machine, "all_gather", state.params * width / n_buckets)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params, in_buckets
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.tape import NOTHING, Bytes, minus, plus
+from labkit.plan.model.tape import NOTHING, Bytes, minus, plus
+from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params, in_buckets
+from labkit.plan.partition.groups import Grouping, ParamGroup
 
 
 class Keeper:
@@ -71,37 +71,37 @@ class Keeper:
         for bucket in self.buckets:
             bucket.missing = len(bucket.members)
 
-    def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
-        """A layer's weights are needed, those `ahead` next; `more` is alive besides."""
+    def need(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
+        """A layer's weights are needed, those `ahead` next; `extra` is alive besides."""
         return None
 
-    def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+    def left(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
         """Nobody computes with the layer's weights any more; in backward its gradients have all arrived."""
         return None
 
-    def enter(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+    def enter(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
         """The layer's experts are entered: their weights are needed, if they are not the layer's (keeper_pair.py)."""
         return None
 
-    def leave(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+    def leave(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
         """They are left."""
         return None
 
-    def arrive(self, live: Live, more: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
-        """A gradient of `fresh` bytes arrives; `more` is what the layer's tape says is alive, the gradient included."""
+    def arrive(self, live: Live, extra: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
+        """A gradient of `fresh` bytes arrives; `extra` is alive in its layer, the gradient included."""
         bucket = self.home[member]
         bucket.missing -= 1
-        live.see(plus(more, (0, 2 * fresh * self.widens, 0, 0, 0)), when)
-        more = self.take(live, more, bucket, member, fresh)
+        live.see(plus(extra, (0, 2 * fresh * self.widens, 0, 0, 0)), when)
+        extra = self.take(live, extra, bucket, member, fresh)
         while self.sending and self.next < len(self.buckets) and not self.buckets[self.next].missing:
             self.next += 1
-            self.send(live, self.buckets[self.next - 1], more, when)
+            self.send(live, self.buckets[self.next - 1], extra, when)
 
-    def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
-        """The gradient is copied into its bucket and freed. Returns what is left of `more`."""
-        return minus(more, (0, fresh, 0, 0, 0))
+    def take(self, live: Live, extra: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
+        """The gradient is copied into its bucket and freed. Returns what is left of `extra`."""
+        return minus(extra, (0, fresh, 0, 0, 0))
 
-    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
+    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
         """A bucket is complete and is reduced in place."""
         return None
 

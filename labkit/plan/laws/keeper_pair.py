@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.plan.buckets import Live
-from labkit.plan.groups import ParamGroup
 from labkit.plan.laws.keeper import Keeper
-from labkit.plan.tape import NOTHING, Bytes
+from labkit.plan.model.tape import NOTHING, Bytes
+from labkit.plan.partition.buckets import Live
+from labkit.plan.partition.groups import ParamGroup
 
 
 class KeeperPair(Keeper):
@@ -52,25 +52,25 @@ class KeeperPair(Keeper):
         for keeper in self.keepers:
             keeper.pass_begins(sending)
 
-    def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+    def need(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
         """A layer's weights are needed, but for those of its experts."""
-        self.keepers[0].need(live, layer, ahead, more)
+        self.keepers[0].need(live, layer, ahead, extra)
 
-    def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+    def left(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
         """Nobody computes with the layer's weights any more."""
-        self.keepers[0].left(live, layer, more)
+        self.keepers[0].left(live, layer, extra)
 
-    def enter(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+    def enter(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
         """Those of its experts are needed."""
-        self.keepers[1].need(live, layer, ahead, more)
+        self.keepers[1].need(live, layer, ahead, extra)
 
-    def leave(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+    def leave(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
         """Nobody computes with them any more."""
-        self.keepers[1].left(live, layer, more)
+        self.keepers[1].left(live, layer, extra)
 
-    def arrive(self, live: Live, more: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
+    def arrive(self, live: Live, extra: Bytes, member: tuple[int, str], fresh: int, when: str) -> None:
         """A gradient arrives at the keeper whose parameter it is."""
-        next(keeper for keeper in self.keepers if member in keeper.sizes).arrive(live, more, member, fresh, when)
+        next(keeper for keeper in self.keepers if member in keeper.sizes).arrive(live, extra, member, fresh, when)
 
     def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
         """A micro-batch goes forward and one comes back."""

@@ -9,7 +9,7 @@ Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al., arXiv
 
 from __future__ import annotations
 
-from labkit.plan.matrices import MatrixLaw
+from labkit.plan.partition.matrices import MatrixLaw
 
 STEPS = 5
 """Newton-Schulz iterations."""

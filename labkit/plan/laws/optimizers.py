@@ -13,7 +13,7 @@
 
 A new optimizer is a row here and a row in labkit.train.optimizers, which makes it. One that needs whole matrices says
 in a `MatrixLaw` what it keeps, sends and computes of a matrix [rows, cols]; its memory, bytes on the wire, time and
-which parameters fall back to AdamW follow from that (labkit.plan.matrices, labkit.plan.groups).
+which parameters fall back to AdamW follow from that (labkit.plan.partition.matrices, labkit.plan.partition.groups).
 
 Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/muon; Gupta et al., arXiv:1802.09568.
 """
@@ -27,7 +27,7 @@ from types import MappingProxyType
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.muon import MUON
 from labkit.plan.laws.shampoo import SHAMPOO
-from labkit.plan.matrices import MatrixLaw
+from labkit.plan.partition.matrices import MatrixLaw
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@
     dualpipe      2, each on 2 ranks    the same                                                     (p/2-1)(F+B-2W)
 
 F, B and W are the seconds of one stage; a is the first round of micro-batches, p if p divides m. The programs, and the
-laws of those that are published: labkit.plan.schedule, labkit.plan.published_schedules. A new schedule is a row here.
+laws of those that are published: schedule.py and published_schedules.py of labkit.plan.schedules. A new schedule is a
+row here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.layout import Layout
-from labkit.plan.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, rounds, zero_bubble
+from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
+from labkit.plan.schedules.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, rounds, zero_bubble
 
 Counts = Callable[[int, int, int, int], tuple[int, ...]]
 """(p, m, v, place) -> micro-batches that the rank at `place` holds at once, for each of its v stages."""
@@ -35,7 +36,7 @@ class ScheduleLaw:
     """One schedule.
 
     make        (p, m, v) -> its programs
-    held        micro-batches in flight; None: the program is looked at (labkit.plan.stages)
+    held        micro-batches in flight; None: the program is looked at (labkit.plan.job.stages)
     stages      stages on a rank; None: as many as a recipe says
     splits      True if it cuts a backward in two
     copies      ranks that have a copy of the same stage
@@ -46,7 +47,8 @@ class ScheduleLaw:
     in_turn     True if a message in the steady state is waited for by each micro-batch
     idle        for long runs: what a rank waits for each other one, in a forward and a backward of the slowest stage
                 (None: one of each, without both halves of W where it is put off)
-    most_micro  micro-batches that it can have at most, if there is a limit"""
+    most_micro  micro-batches that it can have at most, if there is a limit
+    searched    True if a search for plans tries it"""
 
     name: str
     make: Callable[[int, int, int], Schedule]
@@ -60,6 +62,7 @@ class ScheduleLaw:
     in_turn: bool = False
     idle: float | None = None
     most_micro: int | None = None
+    searched: bool = False
 
     def idle_s(self, forward: float, backward: float, weights: float) -> float:
         """Seconds that a rank waits for each other rank; `weights` is W's share of a backward."""
@@ -96,9 +99,9 @@ class ScheduleLaw:
         if self.copies > 1 and (layout.pp % 2 or n_micro % 2 or rows % n_micro):
             pp, m = layout.pp + layout.pp % 2, n_micro + n_micro % 2
             yield (
-                "dualpipe pairs the ranks of a pipeline, and half of the rows enter at each end: it wants an even pp, "
-                f"an even n_micro and micro-batches of one size, got pp={layout.pp}, n_micro={n_micro} and {rows} rows "
-                f"a rank: pp={pp}, n_micro={m} and batch_size={layout.dp * m * -(-rows // m)} would do; or "
+                f"{self.name} pairs the ranks of a pipeline, and half of the rows enter at each end: it wants an even "
+                f"pp, an even n_micro and micro-batches of one size, got pp={layout.pp}, n_micro={n_micro} and {rows} "
+                f"rows a rank: pp={pp}, n_micro={m} and batch_size={layout.dp * m * -(-rows // m)} would do; or "
                 "'dualpipe_v', which takes any"
             )
 
@@ -122,11 +125,19 @@ LAWS: Mapping[str, ScheduleLaw] = MappingProxyType(
             ScheduleLaw("naive", lambda p, m, v: naive(p), lambda p, m, v, place: (1,), messages=0, most_micro=1),
             ScheduleLaw("gpipe", lambda p, m, v: gpipe(p, m), lambda p, m, v, place: (m,), messages=0, unanswered=True),
             ScheduleLaw(
-                "1f1b", lambda p, m, v: one_f_one_b(p, m), lambda p, m, v, place: (min(m, p - place),), in_turn=True
+                "1f1b",
+                lambda p, m, v: one_f_one_b(p, m),
+                lambda p, m, v, place: (min(m, p - place),),
+                in_turn=True,
+                searched=True,
             ),
-            ScheduleLaw("interleaved", interleaved, in_rounds, stages=None, messages=2),
+            ScheduleLaw("interleaved", interleaved, in_rounds, stages=None, messages=2, searched=True),
             ScheduleLaw(
-                "zero_bubble", lambda p, m, v: zero_bubble(p, m), lambda p, m, v, place: (min(m, p),), splits=True
+                "zero_bubble",
+                lambda p, m, v: zero_bubble(p, m),
+                lambda p, m, v, place: (min(m, p),),
+                splits=True,
+                searched=True,
             ),
             ScheduleLaw("zb_h2", lambda p, m, v: zb_h2(p, m), splits=True, messages=0),
             ScheduleLaw("zb_v", lambda p, m, v: zb_v(p, m), stages=2, splits=True, folds=True, messages=0),

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.bf16_gradients import InBf16
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.eight_bit_gradients import InEightBits
 from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.strategy import State
+from labkit.plan.machine.hardware import Hardware
 
 
 class Way(Protocol):
@@ -36,7 +36,7 @@ class Way(Protocol):
 
     @property
     def keeper(self) -> type[Keeper]:
-        """What DDP holds of gradients that travel so over several ranks."""
+        """The memory that DDP holds for gradients that travel this way over several ranks."""
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Why it cannot be combined with these choices, and the mend."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from labkit.plan.matrices import MatrixLaw
+from labkit.plan.partition.matrices import MatrixLaw
 
 BLOCK = 1024
 """The most rows, and columns, of a block."""

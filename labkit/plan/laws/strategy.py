@@ -15,22 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from labkit.plan.buckets import Params
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.keeper import Keeper
-from labkit.plan.layout import Layout
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.buckets import Params
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.layout import Layout
 
 
 class Moves(NamedTuple):
-    """How often a rank's parameters move in a step, each time (n-1)/n of them: gradients, and weights.
-
-    An all_reduce is a reduce-scatter of gradients and an all-gather of gradients (`of_gradients`)."""
+    """How often a rank's parameters move in a step, each time (n-1)/n of them: gradients are scattered, and what is
+    gathered has `gathered_bytes` an element. An all_reduce scatters gradients and gathers their sums."""
 
     scatters: int
     gathers: float
-    of_gradients: bool = False
+    gathered_bytes: float
 
 
 class Amounts(NamedTuple):
@@ -110,7 +109,7 @@ class Strategy(Protocol):
 
     @property
     def cuts(self) -> Cuts:
-        """What is shared out over the ranks."""
+        """Which of weights, gradients and state are cut, so that each rank has a part."""
 
     @property
     def options(self) -> tuple[str, ...]:

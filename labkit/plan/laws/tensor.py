@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.breakdown import Item
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.layout import Layout
-from labkit.plan.sizes import Sizes
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
 

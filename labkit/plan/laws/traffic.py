@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -9,56 +9,13 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.1 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from labkit.plan.buckets import Bucket, Live, Params, in_buckets
-from labkit.plan.groups import ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
+from labkit.plan.laws.in_buckets import InBuckets
 from labkit.plan.laws.keeper import Keeper
-from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
-from labkit.plan.tape import GRADIENTS, OTHER, Bytes, minus
-
-
-class ZeRO1Law(InBuckets):
-    """What ZeRO-1 says of a job."""
-
-    name = words = "zero1"
-    title, cuts = "ZeRO-1", Cuts(False, False, True)
-    every_pass_sends = False
-
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """Gradients stay whole until the last micro-batch."""
-        return ZeRO1Keeper(
-            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
-            choices.grouping,
-        )  # fmt: skip
-
-    def left(self, n: int) -> float:
-        """All: they are added up, and wait for the last."""
-        return 1.0
-
-    def most(self, amounts: Amounts, choices: Choices) -> int:
-        """Whole gradients, this rank's part of them, and buckets on their way."""
-        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
-        return (amounts.numel + amounts.owned) * choices.gradient_bytes + 3 * bucket * amounts.groups
-
-    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
-        """Once each, for all micro-batches together."""
-        return Moves(1, 1)
-
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
-        """Behind the last backward, then for the new weights."""
-        n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
-        one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, 1, gather_s(state, choices, machine))
-
-    def gradient_words(self, width: int, share: str) -> str:
-        """Whole, then a part."""
-        return f"{width} N, then {width} N{share}"
+from labkit.plan.laws.strategy import Amounts
+from labkit.plan.model.tape import GRADIENTS, OTHER, Bytes, minus
+from labkit.plan.partition.buckets import Bucket, Live, in_buckets
+from labkit.plan.partition.groups import ParamGroup
 
 
 class ZeRO1Keeper(Keeper):
@@ -80,29 +37,29 @@ class ZeRO1Keeper(Keeper):
         """No gradients are held all the time."""
         return 0
 
-    def take(self, live: Live, more: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
+    def take(self, live: Live, extra: Bytes, bucket: Bucket, member: tuple[int, str], fresh: int) -> Bytes:
         """The first gradient stays, later ones are added to it."""
-        if member not in bucket.here:
-            bucket.here.add(member)
+        if member not in bucket.arrivals:
+            bucket.arrivals.add(member)
             bucket.grads += fresh * (1 + self.widens)
             live.add(GRADIENTS, fresh * (1 + self.widens))
-        return minus(more, (0, fresh, 0, 0, 0))
+        return minus(extra, (0, fresh, 0, 0, 0))
 
-    def send(self, live: Live, bucket: Bucket, more: Bytes, when: str) -> None:
+    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
         """Waits for the bucket before, packs this one's gradients and frees them. Memory for the answer, 1/n of the
         bucket, is allocated at once."""
         if self.leaving is not None:
             self.settle(live, self.leaving)
         self.leaving = bucket
-        bucket.here.clear()
+        bucket.arrivals.clear()
         bucket.packed = self.part
         grads, elements = bucket.grads, sum(size for run in bucket.runs.values() for *_, size in run)
         for group, numel in bucket.parts.items():
             live.add(OTHER, numel * self.sums)
-            live.see(more, when)
+            live.see(extra, when)
             live.add(GRADIENTS, -(grads * sum(size for *_, size in bucket.runs[group]) // elements))
             live.add(bucket.packed, numel // self.n * self.sums)
-            live.see(more, when)
+            live.see(extra, when)
             if self.n == 1:  # the answer is a copy, made at once
                 live.add(OTHER, -numel * self.sums)
         bucket.grads = 0
@@ -137,7 +94,7 @@ class ZeRO1Keeper(Keeper):
     def fill(self, live: Live, numel: int, times: int) -> None:
         """Earlier passes have left whole gradients, as autograd made them."""
         for bucket in self.buckets:
-            bucket.here = set(bucket.members)
+            bucket.arrivals = set(bucket.members)
             bucket.grads = sum(self.sizes[member] for member in bucket.members) * self.sums
             live.add(GRADIENTS, bucket.grads)
         live.add(GRADIENTS, numel * self.sums)
@@ -147,3 +104,24 @@ class ZeRO1Keeper(Keeper):
         """Everything that is on its way arrives."""
         for bucket in self.buckets:
             self.settle(live, bucket)
+
+
+class ZeRO1Law(InBuckets):
+    """ZeRO-1: what it holds; the rest is as in_buckets.py says."""
+
+    name = words = "zero1"
+    title, cuts = "ZeRO-1", Cuts(False, False, True)
+    every_pass_sends, kept = False, ZeRO1Keeper
+
+    def left(self, n: int) -> float:
+        """All: they are added up, and wait for the last."""
+        return 1.0
+
+    def most(self, amounts: Amounts, choices: Choices) -> int:
+        """Whole gradients, this rank's part of them, and buckets on their way."""
+        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
+        return (amounts.numel + amounts.owned) * choices.gradient_bytes + 3 * bucket * amounts.groups
+
+    def gradient_words(self, width: int, share: str) -> str:
+        """Whole, then a part."""
+        return f"{width} N, then {width} N{share}"

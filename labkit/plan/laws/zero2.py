@@ -9,56 +9,12 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from labkit.plan.buckets import Bucket, Live, Params
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets, buckets_of, gather_s, waits_of_buckets
-from labkit.plan.laws.keeper import Keeper
-from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
+from labkit.plan.laws.in_buckets import InBuckets
+from labkit.plan.laws.strategy import Amounts
 from labkit.plan.laws.zero1 import ZeRO1Keeper
-from labkit.plan.tape import GRADIENTS, OTHER
-
-
-class ZeRO2Law(InBuckets):
-    """What ZeRO-2 says of a job."""
-
-    name = words = "zero2"
-    title, cuts = "ZeRO-2", Cuts(False, True, True)
-    every_pass_sends = True
-
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """1/n of each bucket stays."""
-        return ZeRO2Keeper(
-            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
-            choices.grouping,
-        )  # fmt: skip
-
-    def left(self, n: int) -> float:
-        """This rank's part."""
-        return 1 / n
-
-    def most(self, amounts: Amounts, choices: Choices) -> int:
-        """This rank's part of the gradients, and buckets that fill and that are on their way."""
-        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
-        return amounts.owned * choices.gradient_bytes + 4 * bucket * amounts.groups
-
-    def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
-        """Gradients after each micro-batch: whole ones cannot wait."""
-        return Moves(choices.n_turns, 1)
-
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
-        """Behind every backward, then for the new weights."""
-        n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
-        one = state.seconds(machine, "reduce_scatter", n_bytes)
-        return waits_of_buckets(state, work, choices, machine, one, work.n_micro, gather_s(state, choices, machine))
-
-    def gradient_words(self, width: int, share: str) -> str:
-        """A part, and what has just been made."""
-        return f"{width} N{share} + fresh ones"
+from labkit.plan.model.tape import GRADIENTS, OTHER
+from labkit.plan.partition.buckets import Bucket, Live
 
 
 class ZeRO2Keeper(ZeRO1Keeper):
@@ -94,3 +50,24 @@ class ZeRO2Keeper(ZeRO1Keeper):
     def last(self) -> Bucket:
         """The bucket that leaves last."""
         return self.buckets[-1]
+
+
+class ZeRO2Law(InBuckets):
+    """ZeRO-2: what it holds; the rest is as in_buckets.py says."""
+
+    name = words = "zero2"
+    title, cuts = "ZeRO-2", Cuts(False, True, True)
+    every_pass_sends, kept = True, ZeRO2Keeper
+
+    def left(self, n: int) -> float:
+        """This rank's part."""
+        return 1 / n
+
+    def most(self, amounts: Amounts, choices: Choices) -> int:
+        """This rank's part of the gradients, and buckets that fill and that are on their way."""
+        bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
+        return amounts.owned * choices.gradient_bytes + 4 * bucket * amounts.groups
+
+    def gradient_words(self, width: int, share: str) -> str:
+        """A part, and what has just been made."""
+        return f"{width} N{share} + fresh ones"

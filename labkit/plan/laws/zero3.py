@@ -19,24 +19,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from labkit.plan.buckets import ONE_GROUP, Bucket, Live, Params
-from labkit.plan.groups import Grouping, ParamGroup
-from labkit.plan.hardware import Hardware
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work, beside
 from labkit.plan.laws.zero2 import ZeRO2Keeper
-from labkit.plan.layout import Layout
-from labkit.plan.ops import is_linear
-from labkit.plan.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.ops import is_linear
+from labkit.plan.model.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
+from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params
+from labkit.plan.partition.groups import Grouping, ParamGroup
 
 
-class ZeRO3Law:
-    """What ZeRO-3 says of a job."""
+class ZeRO3Law(OneGroup):
+    """ZeRO-3: what it excludes, holds, sends and waits for."""
 
     name, cuts = "zero3", Cuts(True, True, True)
     options: tuple[str, ...] = ("shard_ranks", "reshard", "fp8_gathers")
-    axes: tuple[str, ...] = ("dp",)
     computes_gathered = True
     in_buckets = False
     every_pass_sends = True
@@ -58,18 +57,6 @@ class ZeRO3Law:
                 f"{choices.schedule} computes weight gradients long after input gradients, and zero3 lets go of what "
                 "they need in between: use '1f1b'"
             )
-
-    def refuses(self, layout: Layout) -> Iterator[str]:
-        """No layout."""
-        return iter(())
-
-    def sharing(self, layout: Layout, copies: int) -> int:
-        """All ranks that have the same weights."""
-        return layout.dp * layout.cp * copies
-
-    def across(self, layout: Layout, copies: int) -> tuple[int, int]:
-        """There is one group."""
-        return 1, 1
 
     def keeper(
         self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
@@ -96,13 +83,13 @@ class ZeRO3Law:
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Twice gathered for each micro-batch; where units stay whole, once for each time that none was under way."""
         if choices.reshard:
-            return Moves(choices.n_turns, 2 * choices.n_turns)
+            return Moves(choices.n_turns, 2 * choices.n_turns, choices.weight_bytes)
         schedule = choices.schedule_for(n_ranks)
         under_way, times = dict.fromkeys(schedule.stages_of(place), 0), 0
         for action in schedule.programs[place]:
             times += action.kind == "F" and not under_way[action.stage]  # nobody has kept it whole
             under_way[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
-        return Moves(choices.n_turns, times / len(under_way))
+        return Moves(choices.n_turns, times / len(under_way), choices.weight_bytes)
 
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """Experts are a unit inside of the block that runs again: gathered for that, freed, and gathered for backward;
@@ -124,8 +111,8 @@ class ZeRO3Law:
             return Waits(moved, moved)  # a unit that is gathered only when it is needed hides nothing
         forward, backward = (seconds / n_units * state.part for seconds in (work.forward_s, work.backward_s))
         ahead = gather + (n_units - 1) * beside(machine, gather, forward)  # nothing runs beside the first
-        again = gather * choices.reshard
-        back = again + scatter + (n_units - 1) * beside(machine, again + scatter, backward)
+        regather = gather * choices.reshard
+        back = regather + scatter + (n_units - 1) * beside(machine, regather + scatter, backward)
         last = across + (n_units - 1) * beside(machine, across, backward)
         first = gathers - work.n_micro * choices.reshard  # forwards that gather
         return Waits(moved, min(first * ahead + work.n_micro * back + last, moved))
@@ -226,16 +213,16 @@ class ZeRO3Keeper(ZeRO2Keeper):
         super().pass_begins(sending)
         self.sending, self.keeps = False, self.behind and not self.reshard
 
-    def need(self, live: Live, layer: int, ahead: Sequence[int], more: Bytes = NOTHING) -> None:
+    def need(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
         """Gather a unit that is not whole yet, and start to gather the next `prefetch` ones."""
         for bucket in [*self.staying, *([self.units[layer]] if layer in self.units else [])]:
-            self.start(live, bucket, more)
+            self.start(live, bucket, extra)
             if bucket in self.coming:
-                self.decode(live, bucket, more)
+                self.decode(live, bucket, extra)
                 self.coming.discard(bucket)
                 live.add(OTHER, -self.cast(bucket))
         for upcoming in [k for k in ahead if k in self.units][: self.prefetch]:
-            self.start(live, self.units[upcoming], more)
+            self.start(live, self.units[upcoming], extra)
 
     def cast(self, bucket: Bucket) -> int:
         """Bytes of a copy of this rank's part in the width that is sent, 0 if sent as it is stored; and of codes."""
@@ -248,11 +235,11 @@ class ZeRO3Keeper(ZeRO2Keeper):
         """Elements of each weight that travels in 8 bits."""
         return [self.sizes[member] for member in bucket.members if self.codes and is_linear(member[1])]
 
-    def decode(self, live: Live, bucket: Bucket, more: Bytes) -> None:
+    def decode(self, live: Live, bucket: Bucket, extra: Bytes) -> None:
         """One weight after the other is decoded by way of fp32."""
-        live.see(plus(more, (0, 0, 0, 0, 4 * max(self.coded(bucket), default=0))), "decoding")
+        live.see(plus(extra, (0, 0, 0, 0, 4 * max(self.coded(bucket), default=0))), "decoding")
 
-    def start(self, live: Live, bucket: Bucket, more: Bytes) -> None:
+    def start(self, live: Live, bucket: Bucket, extra: Bytes) -> None:
         """Starts to gather a unit: from now on memory for all of it is held."""
         if bucket in self.whole:
             return
@@ -260,7 +247,7 @@ class ZeRO3Keeper(ZeRO2Keeper):
         live.add(PARAMETERS, bucket.numel * self.gathered)
         # a group of one has its answer at once; a copy in another width lives until then
         if self.n == 1 and not self.coded(bucket):
-            live.see(plus(more, (0, 0, 0, 0, self.cast(bucket))), "gathering")
+            live.see(plus(extra, (0, 0, 0, 0, self.cast(bucket))), "gathering")
         else:
             self.coming.add(bucket)
             live.add(OTHER, self.cast(bucket))
@@ -274,17 +261,17 @@ class ZeRO3Keeper(ZeRO2Keeper):
                 self.coming.discard(bucket)
                 live.add(OTHER, -self.cast(bucket))
 
-    def left(self, live: Live, layer: int, more: Bytes = NOTHING) -> None:
+    def left(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
         """Frees the unit, then reduces its gradients if there are any."""
         if layer in self.units:
             if not self.keeps:
                 self.free(live, self.units[layer])
-            self.reduce(live, self.units[layer], more)
+            self.reduce(live, self.units[layer], extra)
 
-    def reduce(self, live: Live, bucket: Bucket, more: Bytes = NOTHING) -> None:
+    def reduce(self, live: Live, bucket: Bucket, extra: Bytes = NOTHING) -> None:
         """A unit's gradients leave."""
         if bucket.grads:
-            self.send(live, bucket, more, "a unit's gradients leave")
+            self.send(live, bucket, extra, "a unit's gradients leave")
 
     def pass_ends(self, live: Live) -> None:
         """Frees and reduces what backward has not left yet: the first layer, and the unit that stays."""

@@ -12,7 +12,7 @@ from labkit.course.capstone.entry import Entry
 from labkit.course.capstone.forecast import forecast
 from labkit.course.capstone.score_plot import Mark, plane, score_text
 from labkit.course.learner.scores import Scores
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from labkit.course.cards.deck import the_deck
-from labkit.plan.cut_attention import CutAttention, at_work, held_bytes
 from labkit.plan.laws.context import hides_from, seconds, sent
-from labkit.plan.link import link_of
+from labkit.plan.machine.link import link_of
+from labkit.plan.model.cut_attention import CutAttention, at_work, held_bytes
 from tests.cases import cases
 
 LLAMA = CutAttention(2**17, 8, 64, 8, 128)

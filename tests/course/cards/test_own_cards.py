@@ -11,7 +11,7 @@ from labkit.course.cards.own_cards import cards
 from labkit.course.learner.events import Attempt
 from labkit.course.learner.progress import Failed, Progress
 from labkit.course.machine.doctor import Finding, MachineReport
-from labkit.plan.collectives import Line, seconds
+from labkit.plan.machine.collectives import Line, seconds
 
 LINE = Line(8e-5, 1 / 2e9)
 REPORT = MachineReport((Finding("fresh cluster", 80.5, "ms", ""), Finding("warm call", 0.9, "ms", "")), LINE)

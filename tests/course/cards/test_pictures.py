@@ -56,7 +56,7 @@ def test_a_card_without_a_picture_has_none():
 
 def test_a_picture_is_what_the_function_draws():
     """Would catch an expression whose calls go elsewhere than to labkit's own function."""
-    from labkit.plan.schedule import one_f_one_b
+    from labkit.plan.schedules.schedule import one_f_one_b
 
     drawn = picture("rows(one_f_one_b(4, 8), 'four stages')")
     assert str(drawn) == str(rows(one_f_one_b(4, 8), "four stages"))

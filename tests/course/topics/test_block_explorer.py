@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course.topics.block_explorer import BlockExplorer
 from labkit.course.topics.block_picture import PLACE, N, beside_an_outlier, errors, numbers
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
 from tests.cases import cases
 from tests.view import page
 

@@ -10,7 +10,7 @@ from labkit.comm.ledger import Transfer
 from labkit.course.topics.bottleneck_explorer import BottleneckExplorer
 from labkit.course.topics.bottleneck_picture import MOST, dashboard, explored, speed_up, split_of
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.scaling import amdahl
+from labkit.plan.pocket.scaling import amdahl
 from labkit.probe.recording import Recording
 from labkit.probe.rows import Entry, Row, Span
 from labkit.view.overlap import overlap

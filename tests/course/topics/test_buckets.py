@@ -6,8 +6,8 @@ import pytest
 
 from labkit.course.topics.bucket_explorer import BucketExplorer
 from labkit.course.topics.bucket_picture import buckets
-from labkit.plan.bucket_replay import Ready
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
+from labkit.plan.pocket.bucket_replay import Ready
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course.topics.checkpoint_explorer import CheckpointExplorer
 from labkit.course.topics.checkpoint_picture import segments
-from labkit.plan.segments import Stack
+from labkit.plan.pocket.segments import Stack
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

@@ -12,9 +12,9 @@ from labkit.course.topics.context_picture import LENGTHS, LINKS, crossovers, thr
 from labkit.course.topics.zigzag_picture import orders, scores, slowest, work
 from labkit.parallel.blockwise_attention import Rule
 from labkit.parallel.context import contiguous, zigzag
-from labkit.plan.cut_attention import CONTEXTS, CutAttention, at_work
 from labkit.plan.laws.context import fastest, seconds, sent
-from labkit.plan.link import link_of
+from labkit.plan.machine.link import link_of
+from labkit.plan.model.cut_attention import CONTEXTS, CutAttention, at_work
 from labkit.view.units import binary_text, seconds_text
 from tests.cases import cases
 from tests.counting import lines

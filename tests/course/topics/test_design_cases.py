@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from labkit.course.topics.design_cases import AUDIO, CASES, EIGHT, FIVE_HUNDRED, SEVENTY, case
-from labkit.plan.layout import Layout
-from labkit.plan.search import plans
+from labkit.plan.partition.layout import Layout
+from labkit.plan.search.search import plans
 
 
 @pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)

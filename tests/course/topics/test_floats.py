@@ -153,11 +153,11 @@ def test_nonsense_is_told_and_the_number_stays():
     explorer = FloatExplorer(0.5)
     before = explorer.shown.value
     explorer.field.value = "<b>half</b>"
-    assert "not drawn" in explorer.said.value
-    assert "&lt;b&gt;half" in explorer.said.value
+    assert "the last one that made sense" in explorer.message.value
+    assert "&lt;b&gt;half" in explorer.message.value
     assert (explorer.value, explorer.shown.value) == (0.5, before)
     explorer.field.value = "0.25"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
     assert explorer.value == 0.25
 
 
@@ -165,10 +165,10 @@ def test_nan_in_a_format_without_it():
     """Would catch a ValueError where int8 is asked for the bits of NaN."""
     explorer = FloatExplorer(1.0, "int8")
     explorer.field.value = "nan"
-    assert "int8 has no NaN" in explorer.said.value
+    assert "int8 has no NaN" in explorer.message.value
     assert "NaN in 7 formats" in explorer.shown.value
     explorer.chosen.value = "fp16"
-    assert explorer.said.value == ""
+    assert explorer.message.value == ""
 
 
 def test_an_unknown_format_is_refused():

@@ -6,9 +6,9 @@ import pytest
 
 from labkit.course.topics.generation_explorer import DEVICES, MODELS, GenerationExplorer
 from labkit.course.topics.generation_picture import latency
-from labkit.plan.generation import Generator
-from labkit.plan.hardware import Hardware
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.generation import Generator
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

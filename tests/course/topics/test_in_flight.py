@@ -7,7 +7,7 @@ import pytest
 from labkit.course.topics.in_flight_explorer import InFlightExplorer
 from labkit.course.topics.in_flight_picture import LAWS, Pick, held, inflight
 from labkit.course.topics.pipeline_player_picture import played
-from labkit.plan.schedule import bubble, in_flight, one_f_one_b, simulate, zero_bubble
+from labkit.plan.schedules.schedule import bubble, in_flight, one_f_one_b, simulate, zero_bubble
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
@@ -96,7 +96,7 @@ def test_what_is_no_number_of_micro_batches_is_told_and_the_picture_stays(said):
     explorer = InFlightExplorer(Pick("1f1b", 4, 32))
     before = explorer.shown.value
     explorer.micro.value = said
-    assert explorer.message.value.startswith("micro-batches are a whole number from 1 to 64, got ")
+    assert explorer.message.value.startswith("micro-batches: a whole number from 1 to 64, got ")
     assert len(explorer.message.value) < 200
     assert explorer.shown.value == before == str(explorer.static())
     explorer.micro.value = "16"

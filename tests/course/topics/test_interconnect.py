@@ -11,8 +11,8 @@ from labkit.course.topics import interconnect_explorer as module
 from labkit.course.topics.interconnect_explorer import InterconnectExplorer
 from labkit.course.topics.interconnect_picture import wires
 from labkit.plan.breakdown import Breakdown, Item
-from labkit.plan.link import Link
-from labkit.plan.wire_time import Demand, apart, layouts_of, on_wires, together
+from labkit.plan.machine.link import Link
+from labkit.plan.step.wire_time import Demand, apart, layouts_of, on_wires, together
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

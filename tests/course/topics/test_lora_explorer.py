@@ -9,9 +9,9 @@ import pytest
 from labkit import GPTConfig
 from labkit.course.topics.lora_explorer import FULL, LoRAExplorer
 from labkit.course.topics.lora_picture import Seen, factors, lora
-from labkit.plan.adapters import TARGETS, lora_memory
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.adapters import TARGETS, lora_memory
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
@@ -94,7 +94,7 @@ def test_controls_move_the_picture_and_measurements_stay_with_their_run():
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("wide", "a whole number such as 4096"), ("66", "n_head"), ("4", "rank of 1 to 4"), ("0", "at least 1")],
+    [("wide", "width D: a whole number from 1"), ("66", "n_head"), ("4", "rank of 1 to 4")],
 )
 def test_a_width_that_cannot_be_is_told_and_the_picture_stays(typed, said):
     """Would catch a typing error that empties the page, and a rank above the width."""

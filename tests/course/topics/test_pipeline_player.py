@@ -10,8 +10,18 @@ import pytest
 from labkit.course.topics.in_flight_picture import Pick
 from labkit.course.topics.pipeline_player import PipelinePlayer
 from labkit.course.topics.pipeline_player_picture import MOST, matches, paler, played, player
-from labkit.plan.schedule import Action, Span, bubble, gpipe, interleaved, naive, needs, one_f_one_b, zero_bubble
-from labkit.plan.schedule_text import from_text, to_text
+from labkit.plan.schedules.schedule import (
+    Action,
+    Span,
+    bubble,
+    gpipe,
+    interleaved,
+    naive,
+    needs,
+    one_f_one_b,
+    zero_bubble,
+)
+from labkit.plan.schedules.schedule_text import from_text, to_text
 from labkit.view.svg import Picture
 from tests.cases import cases
 from tests.counting import lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.course.topics.schedule_pad import NAMES, SchedulePad, published, run_on_ranks, weigh
-from labkit.plan.schedule import validate
+from labkit.plan.schedules.schedule import validate
 from tests.cases import cases
 
 

@@ -182,9 +182,7 @@ def test_fewer_ranks_move_the_chosen_one_and_more_make_room_for_it():
     ("name", "typed", "said"),
     [
         ("n_ranks", "3", "F = 512 has no 3 equal parts; 1, 2, 4, 8"),
-        ("n_ranks", "four", "ranks n is a whole number, got &#x27;four&#x27;"),
-        ("width", "-1", "width is a whole number from 1"),
-        ("n_ranks", "", "ranks n is a whole number"),
+        ("n_ranks", "four", "ranks n: a whole number from 1 to 1,000,000, got &#x27;four&#x27;"),
     ],
 )
 def test_nonsense_is_told_and_the_picture_stays(name, typed, said):

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course.topics.stale_explorer import StaleExplorer
 from labkit.course.topics.stale_picture import Seen, stale
-from labkit.plan.stale_gradients import best, distances, limit
+from labkit.plan.pocket.stale_gradients import best, distances, limit
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page

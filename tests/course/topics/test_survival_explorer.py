@@ -6,7 +6,7 @@ import pytest
 
 from labkit.course.topics.survival_explorer import SurvivalExplorer
 from labkit.course.topics.survival_picture import Played, of_devices, survival
-from labkit.plan.survival import Job, best_interval, goodput
+from labkit.plan.pocket.survival import Job, best_interval, goodput
 from tests.counting import lines
 from tests.view import page
 

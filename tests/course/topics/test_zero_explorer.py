@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.course.topics.zero_explorer import ZeROExplorer, count
+from labkit.course.topics.zero_explorer import ZeROExplorer
 from labkit.course.topics.zero_picture import zero_stages
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
+from labkit.plan.pocket.zero_table import NAMES, OPTIMIZERS, PRECISIONS, STAGES, ModelState
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
@@ -175,14 +175,9 @@ def test_the_controls_move_the_picture_and_a_run_stays_with_its_state():
 @pytest.mark.parametrize(
     ("control", "typed", "said"),
     [
-        ("ranks", "0", "n is a whole number of ranks, 1 to 1,000,000; got 0"),
-        ("ranks", "eight", "n is a whole number of ranks, got &#x27;eight&#x27;"),
-        ("ranks", "", "n is a whole number of ranks"),
-        ("params", "big", "is no number of parameters"),
-        ("params", "b", "is no number of parameters"),
-        ("params", "-7B", "1 to 10^15 parameters"),
-        ("params", "<b>7</b>", "&lt;b&gt;"),
-        ("params", "inf", "1 to 10^15 parameters"),
+        ("ranks", "eight", "ranks n: a whole number from 1 to 1,000,000, got &#x27;eight&#x27;"),
+        ("params", "<b>7</b>", "is not a number of parameters, 0 or more: write 7B or 124,000,000"),
+        ("params", "7e9 T", "1 to 10^15 parameters"),
     ],
 )
 def test_nonsense_is_told_and_the_last_picture_stays(control, typed, said):
@@ -196,13 +191,6 @@ def test_nonsense_is_told_and_the_last_picture_stays(control, typed, said):
     explorer.params.value, explorer.ranks.value = "1.5e9", "16"
     assert explorer.message.value == ""
     assert "1.5 billion" in explorer.shown.value
-
-
-def test_a_number_of_parameters_can_be_typed_in_the_ways_people_do():
-    """Would catch 7B read as 7, and a comma as a point."""
-    assert [count(said) for said in ("7B", "124 m", "1,300,000", "7e9", "2_000", "1.5T")] == [
-        7e9, 124e6, 1.3e6, 7e9, 2e3, 1.5e12,
-    ]  # fmt: skip
 
 
 def test_every_control_has_a_label_and_the_names_are_the_papers():

@@ -15,8 +15,8 @@ import pytest
 
 from labkit.course.training import elastic
 from labkit.course.training.training import Order
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from tests.waiting import LONG_S, until
 

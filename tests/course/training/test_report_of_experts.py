@@ -7,8 +7,8 @@ from rich.console import Console
 
 from labkit.comm.local import run_threads
 from labkit.course.training.training import Order, life, report_of
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from labkit.comm.local import run_threads
 from labkit.course.training.training import Order, life
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=2, vocab=256, seq=8, tied=False)

@@ -94,7 +94,7 @@ def test_another_question_begins_with_an_empty_field():
     board = Whiteboard("bubble")
     board.field.value = "(p-1)/(m+p-1)"
     board.reveal.value = True
-    assert "plan.schedule.bubble" in board.message.value
+    assert "plan.schedules.schedule.bubble" in board.message.value
     board.choice.value = "Amdahl: speed-up"
     assert (board.field.value, board.reveal.value, board.verdict) == ("", False, None)
     assert board.along.options == ("n", "s")

@@ -40,13 +40,13 @@ from labkit.course.topics.zero_explorer import ZeROExplorer
 from labkit.course.widgets.play import Play
 from labkit.course.widgets.recorded import Recorded
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.bucket_replay import Ready
-from labkit.plan.collectives import Line
-from labkit.plan.layout import Layout
-from labkit.plan.link import Link
-from labkit.plan.recipe import Recipe
-from labkit.plan.segments import Stack
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.collectives import Line
+from labkit.plan.machine.link import Link
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.bucket_replay import Ready
+from labkit.plan.pocket.segments import Stack
 from labkit.probe.gather import BACKWARD, COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
 from labkit.probe.grads import gradient_statistics
 from labkit.probe.recording import Recording

@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from labkit import CrossoverExplorer, Film, Play, Predict, RingFilm, compare, ring, run_threads
 from labkit.course.widgets import film_player, predict, twin
 from labkit.course.widgets.predict import Fold
-from labkit.plan.collectives import Line
+from labkit.plan.machine.collectives import Line
 from labkit.probe import film
 from labkit.view.lines import laws
 from tests.counting import lines
@@ -122,7 +122,7 @@ def test_a_prediction_keeps_the_last_number_that_made_sense_and_says_what_is_wro
         guess.commit()
         assert guess.value == 7
         assert not guess.committed
-        assert "is not a number of B, 0 or more; still 7 B" in guess.message.value
+        assert "is not a number of B, 0 or more: write 1,024 or 5.7 MiB; still 7 B" in guess.message.value
     guess.field.value = "1,024"
     assert guess.value == 1024
     assert guess.committed
@@ -236,11 +236,11 @@ def test_the_explorer_redraws_when_a_slider_moves_and_starts_at_the_measured_lin
     explorer = CrossoverExplorer(Line(1e-5, 1e-9), n_ranks=4)
     assert explorer.link.alpha_s == pytest.approx(1e-5)
     assert explorer.link.beta_s_per_byte == pytest.approx(1e-9)
-    pictures = {explorer.picture.value}
+    pictures = {explorer.shown.value}
     for control, value in ((explorer.ranks, 32), (explorer.alpha, 500.0), (explorer.rate, 20.0)):
         control.value = value
-        pictures.add(explorer.picture.value)
-        assert explorer.picture.value == str(explorer.static())
+        pictures.add(explorer.shown.value)
+        assert explorer.shown.value == str(explorer.static())
     assert len(pictures) == 4
     assert "32 ranks" in words(explorer.static())
 

@@ -20,11 +20,11 @@ from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.time import predict_step
 from labkit.probe.memory import MemoryProbe
 from labkit.train.checkpoint import checkpoint
 from labkit.train.config import GPTConfig

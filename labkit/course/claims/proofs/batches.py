@@ -12,8 +12,8 @@ from labkit.capped import Cluster
 from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.gradients import Descent, MakeOptimizer
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe, check
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.course.claims.finding import Finding, Setting
 from labkit.plan.breakdown import KINDS
-from labkit.plan.segments import Stack, forwards_from_the_start
+from labkit.plan.pocket.segments import Stack, forwards_from_the_start
 from labkit.probe.memory import MemoryProbe
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.config import GPTConfig

@@ -19,9 +19,9 @@ from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.ddp import DDP
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.collectives import Line, seconds, sent_bytes, steps
-from labkit.plan.link import preset
-from labkit.plan.zero_table import ModelState
+from labkit.plan.machine.collectives import Line, seconds, sent_bytes, steps
+from labkit.plan.machine.link import preset
+from labkit.plan.pocket.zero_table import ModelState
 from labkit.probe.rehearsal import run_fake
 from labkit.train.checkpoint import Run, checkpoint
 

@@ -12,12 +12,12 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.ddp import DDP
 from labkit.parallel.replicas import DataParallelReplicas
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.link import preset
-from labkit.plan.recipe import Recipe
-from labkit.plan.scaling import scaling
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.link import preset
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.scaling import scaling
 
 N_BYTES = 4 * 2 * 64 * 64
 RESNET_BYTES, RESNET_FLOPS = 4 * 25.6e6, 3 * 2 * 4.1e9

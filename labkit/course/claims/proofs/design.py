@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labkit.course.claims.finding import Finding, Setting
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import Recipe
-from labkit.plan.search import HEADROOM, WORDS, Plan, Search
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
-from labkit.plan.zero_table import ModelState
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.zero_table import ModelState
+from labkit.plan.search.search import HEADROOM, WORDS, Plan, Search
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.time import predict_step
 
 
 def fastest(model: str, device: str, layouts: Iterable[Layout], batch: int) -> Plan:

@@ -15,9 +15,9 @@ from labkit.course.claims.finding import Finding, Setting
 from labkit.course.topics.dispatch_film import record
 from labkit.course.topics.unfair_router import choose
 from labkit.parallel.expert import layers_of
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
 from labkit.train.config import GPTConfig
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy

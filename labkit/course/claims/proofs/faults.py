@@ -15,8 +15,8 @@ from labkit.comm.group import Group
 from labkit.comm.native import dist
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.clinic.pool import Pool
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
 from labkit.rehearsal import rehearse
 from labkit.train.config import GPTConfig
 

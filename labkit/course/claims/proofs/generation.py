@@ -14,10 +14,10 @@ from labkit.parallel.checkpoints import parts_of
 from labkit.parallel.tensor_plan import GPT_PLAN, split
 from labkit.parallel.weight_handover import gather_and_broadcast, meet, offered, reshard, wanted
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.generation import Generator, cached_numbers
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.shape import ModelShape
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.generation import Generator, cached_numbers
 from labkit.train.config import GPTConfig
 from labkit.train.generate import decode, generate, prefill
 from labkit.train.gpt import GPT

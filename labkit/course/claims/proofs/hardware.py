@@ -8,12 +8,12 @@ from labkit.comm import star
 from labkit.comm.group import Group
 from labkit.comm.local import run_threads
 from labkit.course.claims.finding import Finding, Setting
-from labkit.plan.collectives import ALGORITHMS, Line, crossover_bytes, seconds
-from labkit.plan.compute_time import seconds_of
-from labkit.plan.hardware import Hardware, line_of
-from labkit.plan.layers import Setting as Way, held
-from labkit.plan.shape import ModelShape
-from labkit.plan.zero_table import ModelState
+from labkit.plan.machine.collectives import ALGORITHMS, Line, crossover_bytes, seconds
+from labkit.plan.machine.hardware import Hardware, line_of
+from labkit.plan.model.layers import Setting as Way, held
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.pocket.zero_table import ModelState
+from labkit.plan.step.compute_time import seconds_of
 from labkit.probe.memory import MemoryProbe
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT

@@ -10,13 +10,13 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.design import fastest
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import cut
-from labkit.plan.time import predict_step
-from labkit.plan.zero_table import ModelState
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import cut
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.zero_table import ModelState
+from labkit.plan.step.time import predict_step
 from labkit.probe.rehearsal import Rehearsal, run_fake
 from labkit.rehearsal import as_gpt, rehearse
 from labkit.train.config import GPTConfig

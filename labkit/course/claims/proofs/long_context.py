@@ -12,12 +12,12 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import contiguous, gathered_attention, ring_attention, ulysses_attention, zigzag
-from labkit.plan.cut_attention import CutAttention, at_work
+from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws.context import sent
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.cut_attention import CutAttention, at_work
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory
 from labkit.probe.memory import MemoryProbe
 
 WIDTH, LENGTH = 8, 96

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit.course.claims.finding import Finding, Setting
-from labkit.plan.adapters import TARGETS, trainable_share
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.step.adapters import TARGETS, trainable_share
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT
 from labkit.train.lora import LoRALinear, inject_lora

@@ -11,12 +11,12 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.plan.breakdown import KINDS
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.time import predict_step
-from labkit.plan.zero_table import ModelState
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.zero_table import ModelState
+from labkit.plan.step.time import predict_step
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig

@@ -13,7 +13,7 @@ from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.groups import Grouping
+from labkit.plan.partition.groups import Grouping
 from labkit.probe.memory import MemoryProbe
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy

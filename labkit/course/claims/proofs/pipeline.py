@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit import capped
 from labkit.comm.group import Group
@@ -18,8 +16,8 @@ from labkit.course.claims.proofs.checkpointing import most_held
 from labkit.course.claims.proofs.tensor_parallel import sums_of_40_layers
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.stage_messages import action_of_tag
-from labkit.plan.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
-from labkit.plan.schedule import (
+from labkit.plan.schedules.published_schedules import dualpipe, stretch, waits_in_calls, zb_h1, zb_v
+from labkit.plan.schedules.schedule import (
     Schedule,
     Span,
     bubble,
@@ -32,43 +30,15 @@ from labkit.plan.schedule import (
     validate,
 )
 from labkit.probe.memory import MemoryProbe
-
-
-class Paced(torch.autograd.Function):
-    """Returns its input after a wait of `seconds`; backward waits twice as long."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        """Wait `seconds`, then pass x on."""
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Wait twice as long, then pass the gradient on."""
-        time.sleep(2 * ctx.seconds)
-        return grad, None
-
-
-class Stage(nn.Module):
-    """A layer that keeps its device busy for a given time."""
-
-    def __init__(self, seconds: float) -> None:
-        """Make the layer, which has 8 inputs and 8 outputs."""
-        super().__init__()
-        self.linear, self.seconds = nn.Linear(8, 8), seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, 8] -> [rows, 8]"""
-        return Paced.apply(self.linear(x), self.seconds)
+from labkit.probe.paced import PacedLinear
 
 
 def timed(group: Group, schedules: Sequence[Schedule], seconds: float) -> list[list[Span]]:
     """The spans of this rank's actions in each schedule, on a clock that all processes of a machine share."""
     spans_by_schedule = []
     for schedule in schedules:
-        pipeline = Pipeline({group.rank: Stage(seconds)}, schedule, group, loss=nn.functional.mse_loss)
+        stage = PacedLinear(8, 8, seconds, 2 * seconds)
+        pipeline = Pipeline({group.rank: stage}, schedule, group, loss=nn.functional.mse_loss)
         micros = [torch.ones(2, 8)] * schedule.n_micro
         for _ in range(2):  # the first run loads code
             group.barrier()
@@ -235,14 +205,14 @@ def c86() -> Finding:
     makes, rows = (gpipe, one_f_one_b), ((64, 64), (64, 16))
     cases = [(make(2, m), few) for make in makes for four, sixteen in rows for m, few in ((4, four), (16, sixteen))]
     bytes_by_case = on_rank_0(2, *cases)
-    more = [after / before for before, after in zip(bytes_by_case[::2], bytes_by_case[1::2], strict=True)]
+    growth = [after / before for before, after in zip(bytes_by_case[::2], bytes_by_case[1::2], strict=True)]
     setting = partial(Setting, claimed=1.1, unit="times", rule="above", measured=True)
     return Finding.of(
         [
-            setting("GPipe, micros of 64 rows", found=more[0]),
-            setting("GPipe, batch of 256 rows", found=more[1]),
-            setting("1F1B, micros of 64 rows", found=more[2]),
-            setting("1F1B, batch of 256 rows", found=more[3]),
+            setting("GPipe, micros of 64 rows", found=growth[0]),
+            setting("GPipe, batch of 256 rows", found=growth[1]),
+            setting("1F1B, micros of 64 rows", found=growth[2]),
+            setting("1F1B, batch of 256 rows", found=growth[3]),
         ],
         premise="all forwards come first, as in GPipe, and micro-batches keep their size",
     )

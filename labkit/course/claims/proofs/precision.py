@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.course.claims.finding import Finding, Setting
-from labkit.plan.hardware import Hardware
-from labkit.plan.published import PublishedRun, published_runs
-from labkit.plan.time import predict_step
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.search.published import PublishedRun, published_runs
+from labkit.plan.step.time import predict_step
 from labkit.train.blocks import to_e2m1
 from labkit.train.formats import BF16, FP16, FP32, round_to
 from labkit.train.precision import MasterWeights

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from labkit.course.claims.finding import Finding, Setting
-from labkit.plan.bottlenecks import gustafson
-from labkit.plan.scaling import amdahl, serial_share
-from labkit.plan.schedule import one_f_one_b, simulate
+from labkit.plan.pocket.scaling import amdahl, serial_share
+from labkit.plan.schedules.schedule import one_f_one_b, simulate
+from labkit.plan.step.bottlenecks import gustafson
 
 
 def pipelined(stages: int, n_micro: int) -> float:

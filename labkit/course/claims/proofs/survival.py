@@ -22,9 +22,9 @@ from labkit.parallel import checkpoints
 from labkit.parallel.ddp import DDP
 from labkit.parallel.local_sgd import LocalSGD, diloco
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan import survival
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket import survival
 from labkit.train.config import GPTConfig
 
 

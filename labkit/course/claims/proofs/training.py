@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit.capped import Cluster
 from labkit.comm.group import Group, Work
@@ -17,30 +17,16 @@ from labkit.course.claims.proofs.gradients import Descent
 from labkit.parallel.async_sgd import ParameterServer, Worker
 from labkit.parallel.compress import TopK
 from labkit.parallel.ddp import DDP
-from labkit.plan.hardware import Hardware
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stale_gradients import best, limit
-from labkit.plan.time import predict_step
-from labkit.plan.topology import Links
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.topology import Links
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket.stale_gradients import best, limit
+from labkit.plan.step.time import predict_step
+from labkit.probe.paced import pace
 
 BYTES_PER_S, BACKWARD_S, LAYERS = 10e6, 0.025, 4
-
-
-class Pace(torch.autograd.Function):
-    """Returns its input; backward sleeps as long as a layer on a slower device would compute."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """A copy of x."""
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        """The gradient, after a sleep."""
-        time.sleep(BACKWARD_S)
-        return grad
 
 
 class Wait(NamedTuple):
@@ -58,7 +44,7 @@ def wait_of(group: Group, width: int) -> Wait:
     sync = DDP(layers, group, Descent, bucket_bytes=n_bytes)  # type: ignore[arg-type]
     x = torch.ones(1, width)
     for layer in layers:
-        x = Pace.apply(layer(x))
+        x = pace(layer(x), backward_s=BACKWARD_S)
     x.sum().backward()
     began = time.perf_counter()
     not_summed = sum(isinstance(bucket.work, Work) and not bucket.work.done for bucket in sync.buckets)

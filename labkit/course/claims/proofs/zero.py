@@ -16,7 +16,7 @@ from labkit.parallel.ddp import DDP
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.zero_table import ModelState
+from labkit.plan.pocket.zero_table import ModelState
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.precision import MasterWeights

@@ -16,7 +16,7 @@ from labkit.comm.mesh import Mesh
 from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def save(model: nn.Module, savers: Group) -> None:

@@ -18,7 +18,7 @@ from labkit.comm.mesh import Mesh
 from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def batch(step: int, n_ranks: int) -> tuple[Tensor, Tensor, Tensor]:

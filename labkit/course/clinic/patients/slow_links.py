@@ -18,8 +18,8 @@ from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, own_rows
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from labkit.plan.layout import Layout
-from labkit.plan.topology import Links
+from labkit.plan.machine.topology import Links
+from labkit.plan.partition.layout import Layout
 
 WIDTH, ROWS, LAYERS = 32, 512, 3
 LINKS = Links.placed([[0, 1], [2, 3]], "nvlink", "infiniband", scale=1e-4, latency_scale=1)

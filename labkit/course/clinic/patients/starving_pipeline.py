@@ -9,9 +9,6 @@ are dealt out by what they cost, and the batch is cut into many micro-batches.
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
@@ -21,22 +18,10 @@ from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, rows
 from labkit.parallel.pipeline import Pipeline
-from labkit.plan.schedule import one_f_one_b
+from labkit.plan.schedules.schedule import one_f_one_b
+from labkit.probe.paced import pace
 
 ROWS, ROW_S = 32, 2e-4
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds * len(x))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        time.sleep(2 * ctx.seconds * len(grads[0]))
-        return grads[0], None
 
 
 class PacedLayer(nn.Linear):
@@ -48,7 +33,8 @@ class PacedLayer(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 16] -> [B, 16]"""
-        return _Sleep.apply(torch.tanh(super().forward(x)), self.cost * ROW_S)
+        seconds = self.cost * ROW_S * len(x)
+        return pace(torch.tanh(super().forward(x)), seconds, 2 * seconds)
 
 
 def layers(n_ranks: int) -> list[PacedLayer]:

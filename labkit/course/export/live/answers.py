@@ -14,23 +14,24 @@ from html import escape
 from types import MappingProxyType
 
 from labkit.course.export.live.forms import Field, Form
-from labkit.plan import collectives, survival
 from labkit.plan.breakdown import Breakdown
-from labkit.plan.collectives import Line
-from labkit.plan.devices import DEVICES
-from labkit.plan.explain import explain, heading, refusals, rows
-from labkit.plan.hardware import Hardware, line_of
-from labkit.plan.layout import Layout
-from labkit.plan.link import PRESETS as LINKS, preset
-from labkit.plan.memory import predict_memory
-from labkit.plan.models import MODELS
-from labkit.plan.rank import fullest_ranks
-from labkit.plan.recipe import SCHEDULES, TWO_STAGES, Recipe
-from labkit.plan.schedule import Span, bubble, in_flight, simulate
-from labkit.plan.schedule_text import from_text, to_text
-from labkit.plan.search import HEADROOM, plans
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan
+from labkit.plan.job.recipe import SCHEDULES, TWO_STAGES, Recipe
+from labkit.plan.job.stages import check_plan
+from labkit.plan.machine import collectives
+from labkit.plan.machine.collectives import Line
+from labkit.plan.machine.devices import DEVICES
+from labkit.plan.machine.hardware import Hardware, line_of
+from labkit.plan.machine.link import PRESETS as LINKS, preset
+from labkit.plan.model.models import MODELS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.pocket import survival
+from labkit.plan.schedules.schedule import Span, bubble, in_flight, simulate
+from labkit.plan.schedules.schedule_text import from_text, to_text
+from labkit.plan.search.explain import explain, heading, refusals, rows
+from labkit.plan.search.search import HEADROOM, plans
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.rank import fullest_ranks
 from labkit.view.svg import PALETTE, WIDTH, box, drawing, text
 from labkit.view.units import bytes_text, seconds_text, value_text
 

@@ -1,7 +1,7 @@
 """Live pages for a site: Pyodide beside them, labkit's planner in a zip, a page for each form with its first answer.
 
     site/live/plan.html  memory.html  schedule.html  collectives.html  checkpoint.html
-         live/labkit.zip         the files that these pages import, unchanged
+         live/labkit.zip         the files that these pages import, and the data beside them, unchanged
          live/live.js, worker.mjs
          pyodide/                Python for browsers, 13 MB, which a page loads when its reader first asks something
 
@@ -58,9 +58,10 @@ def scripts(folder: Path, pyodide: Mapping[str, bytes]) -> None:
 
 
 def bundle() -> bytes:
-    """A zip of labkit's files that the live pages import, and of nothing else."""
+    """A zip of labkit's files that the live pages import, with the table that devices.py, say, reads: devices.toml."""
     done = subprocess.run([sys.executable, "-c", LISTED], check=True, capture_output=True, text=True)
-    files = sorted(Path(line) for line in done.stdout.splitlines())
+    modules = [Path(line) for line in done.stdout.splitlines()]
+    files = sorted([*modules, *(table for file in modules if (table := file.with_suffix(".toml")).exists())])
     root = Path(__file__).resolve().parents[4]
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:

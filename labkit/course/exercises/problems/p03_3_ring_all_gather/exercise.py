@@ -13,7 +13,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, Star
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import highest_peak, peak, sends
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 SLACK_BYTES = 32 << 10
 

@@ -11,7 +11,7 @@ from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
-from labkit.plan.collectives import Line, seconds
+from labkit.plan.machine.collectives import Line, seconds
 
 
 def ring_beats_tree_from(n_ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:

@@ -14,8 +14,8 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import sends
-from labkit.plan.collectives import sent_bytes
-from labkit.plan.layout import Layout
+from labkit.plan.machine.collectives import sent_bytes
+from labkit.plan.partition.layout import Layout
 
 
 def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> Tensor:

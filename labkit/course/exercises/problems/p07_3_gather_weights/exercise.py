@@ -14,7 +14,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import peak, sends
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 ROOM_BYTES = 24 << 10
 Shapes = list[tuple[int, ...]]

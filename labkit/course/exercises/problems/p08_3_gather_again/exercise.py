@@ -15,7 +15,7 @@ from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import case
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import peak, sends
 from labkit.course.judge.run_record import weigh
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 ROOM_BYTES = 32 << 10
 

@@ -13,7 +13,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import sends
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:

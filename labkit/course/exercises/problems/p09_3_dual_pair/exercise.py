@@ -14,7 +14,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import sends
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 
 class DualPair:

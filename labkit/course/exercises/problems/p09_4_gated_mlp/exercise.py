@@ -15,7 +15,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.run_record import Event, RunRecord, mark
 from labkit.parallel.tensor import copy_to, reduce_from
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 Door = Callable[[Tensor], Tensor]
 

@@ -15,7 +15,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import hidden
 from labkit.course.judge.run_record import Event, RunRecord, mark, weigh
-from labkit.plan.collectives import sent_bytes
+from labkit.plan.machine.collectives import sent_bytes
 
 LAYERS, SLACK_BYTES = 4, 16 << 10
 

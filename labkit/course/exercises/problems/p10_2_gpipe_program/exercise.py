@@ -15,7 +15,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import order, peak
 from labkit.course.judge.run_record import RunRecord, aside, mark
-from labkit.plan.schedule import Action, Schedule, Span, simulate
+from labkit.plan.schedules.schedule import Action, Schedule, Span, simulate
 
 ACTIVATION = 1 << 16
 """Numbers that a stage keeps for one micro-batch. Each rank really holds them, so that the judge can weigh them."""

@@ -14,7 +14,7 @@ from labkit.course.exercises.problems.p10_2_gpipe_program.exercise import (
     most_held,
 )
 from labkit.course.judge.laws import order
-from labkit.plan.schedule import Action
+from labkit.plan.schedules.schedule import Action
 
 
 def one_f_one_b_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:

@@ -10,7 +10,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.learner_tests import told_apart
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
-from labkit.plan.schedule import (
+from labkit.plan.schedules.schedule import (
     Action,
     Schedule,
     gpipe,

@@ -10,8 +10,8 @@ from labkit.course.exercises.problem import Complaint, Law, Problem, Star
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import order
 from labkit.course.judge.run_record import RunRecord
-from labkit.plan.schedule import Action, Schedule, in_flight, one_f_one_b, simulate
-from labkit.plan.schedule_text import from_text
+from labkit.plan.schedules.schedule import Action, Schedule, in_flight, one_f_one_b, simulate
+from labkit.plan.schedules.schedule_text import from_text
 
 
 def better_than_1f1b(n_ranks: int, n_micro: int) -> list[list[Action]]:

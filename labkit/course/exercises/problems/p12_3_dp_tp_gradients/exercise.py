@@ -15,7 +15,7 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, Star
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import most_calls, sends
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def dp_tp_gradients(x: Tensor, target: Tensor, weights: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:

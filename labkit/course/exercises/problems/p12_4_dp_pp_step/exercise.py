@@ -16,7 +16,7 @@ from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import order, sends
 from labkit.course.judge.run_record import RunRecord
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], mesh: Mesh) -> None:

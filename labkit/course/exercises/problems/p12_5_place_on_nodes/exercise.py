@@ -13,7 +13,7 @@ from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def place_on_nodes(layout: Layout, sent: dict[str, int]) -> list[list[int]]:

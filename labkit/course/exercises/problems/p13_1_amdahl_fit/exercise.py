@@ -69,5 +69,5 @@ PROBLEM = Problem(
     inputs=inputs,
     play=play,
     answer=answer,
-    library="plan.scaling.fit_serial",
+    library="plan.pocket.scaling.fit_serial",
 )

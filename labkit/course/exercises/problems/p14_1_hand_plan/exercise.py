@@ -9,8 +9,8 @@ from typing import Any
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, call_each
 from labkit.course.judge.case import Case
-from labkit.plan.layout import Layout
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
 
 
 def hand_plan(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[str, int]:

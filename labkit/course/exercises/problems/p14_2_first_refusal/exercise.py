@@ -10,9 +10,9 @@ from typing import Any
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, call_each
 from labkit.course.judge.case import Case
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import STRATEGIES, Recipe
-from labkit.plan.shape import ModelShape
+from labkit.plan.job.recipe import STRATEGIES, Recipe
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
 
 Plan = tuple[ModelShape, Layout, Recipe, float]
 

@@ -11,7 +11,7 @@ from typing import Any
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, call_each
 from labkit.course.judge.case import Case
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.shape import ModelShape
 
 
 def job_length(

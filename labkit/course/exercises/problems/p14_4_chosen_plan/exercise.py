@@ -9,7 +9,7 @@ from typing import Any
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, call_each
 from labkit.course.judge.case import Case
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def chosen_plan(plans: list[tuple[Layout, float, float]], device_bytes: float, node_size: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
-from labkit.plan.layout import Layout
+from labkit.plan.partition.layout import Layout
 
 
 def fit_under_cap(

@@ -1,0 +1,241 @@
+"""How a model, a batch and a schedule fall on the ranks of a layout: blocks of a stage, rows of a micro-batch.
+
+16 blocks on 4 stages      4 4 4 4        and 5 5 5 1 if the head, on the last stage, takes as long as 4 blocks
+micro-batches in flight    of stage and micro-batch, on each rank: the law of each schedule (plan.schedules.schedule)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from labkit.plan.job.recipe import Recipe, refusals
+from labkit.plan.laws import experts
+from labkit.plan.laws.schedules import LAWS
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.schedule import Action, needs
+
+
+def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
+    """ValueError, with the numbers and the mend, for a combination of model, recipe and layout that cannot work.
+
+    A tied head on several stages is let pass: each end has a copy of the table, as in Megatron-LM.
+
+    Besides what the laws refuse (labkit.plan.job.recipe), what labkit's planner does not know: tp beside latent
+    attention."""
+    if shape.kv_lora is not None and layout.tp > 1:
+        raise ValueError(
+            f"labkit's planner does not know tp beside latent attention yet, got tp={layout.tp}: take tp=1"
+        )
+    for reason in experts.refuses(shape, recipe, layout):
+        raise ValueError(reason)
+    shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
+    for reason in refusals(shape, recipe, layout, tied=False):
+        raise ValueError(reason)
+
+
+@lru_cache(maxsize=1024)
+def cut(n_layer: int, n_stages: int, head: float) -> tuple[int, ...]:
+    """Blocks of each stage, so that the slowest stage is as fast as can be: the last one has the head, which takes as
+    long as `head` blocks, and gets fewer of them. The others share the rest evenly."""
+    even = _evenly(n_layer, n_stages)
+    if n_stages == 1:
+        return even
+
+    def slowest(last: int) -> float:
+        return max(last + head, -(-(n_layer - last) // (n_stages - 1)))
+
+    last = min(range(even[-1], -1, -1), key=slowest)  # of equals the nearest to an even cut
+    return even if last == even[-1] else (*_evenly(n_layer - last, n_stages - 1), last)
+
+
+def _evenly(n_layer: int, n_stages: int) -> tuple[int, ...]:
+    ends = [n_layer * stage // n_stages for stage in range(n_stages + 1)]
+    return tuple(end - begin for begin, end in pairwise(ends))
+
+
+@lru_cache(maxsize=1024)
+def blocks_of(shape: ModelShape, n_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage: the head takes as long as the blocks that have as many weights to multiply with."""
+    sizes = shape.active
+    names = ("attention", "mlp", *(("router", "experts", "shared experts") if shape.n_expert else ()))
+    block = sum(sizes[name] for name in names) / shape.n_layer
+    return cut(shape.n_layer, n_stages, shape.vocab * shape.d_model / block)
+
+
+def micro_rows(recipe: Recipe, layout: Layout) -> int:
+    """Rows of the largest micro-batch on a rank."""
+    return -(-(recipe.batch_size // layout.dp) // recipe.n_micro)
+
+
+def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
+    """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp.
+
+    The law of the schedule says it (labkit.plan.laws.schedules), or the fullest moment of its program."""
+    p, m, v, held = layout.pp, recipe.n_micro, recipe.stages_per_rank, recipe.schedule_law.held
+    if held is None:
+        return list(fullest_moments(recipe.schedule, p, m, v, place)[0].held)
+    return list(held(p, m, v, place))
+
+
+class Moment(NamedTuple):
+    """What a rank holds as it begins an action, for each of its stages: micro-batches between F and W, those of them
+    that wait for W, and those that are done. `stage` is the index of the action's stage; `sent` are messages to other
+    ranks that nothing which came back has proved delivered (labkit.parallel.pipeline keeps these)."""
+
+    held: tuple[int, ...]
+    waiting: tuple[int, ...]
+    done: tuple[int, ...]
+    stage: int
+    sent: int = 0
+
+    def weigh(self, weights: Iterable[tuple[int, int]], message: int = 0) -> int:
+        """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage, and
+        `message` are those of a message."""
+        rows = zip(self.held, self.waiting, weights, strict=True)
+        return self.sent * message + sum(
+            held * n_bytes + waiting * waiting_bytes for held, waiting, (n_bytes, waiting_bytes) in rows
+        )
+
+
+@lru_cache(maxsize=1024)
+def fullest_moments(
+    schedule: str,
+    p: int,
+    m: int,
+    v: int,
+    place: int,
+    weights: tuple[tuple[int, int], ...] = (),
+    message: int = 0,
+    gradients: tuple[int, ...] = (),
+) -> tuple[Moment, tuple[Moment, ...]]:
+    """(the fullest moment of a forward, that of a backward of each stage) in the program of a rank.
+
+    For schedules that cut a backward in two; `weights` and `message` as in `Moment.weigh`, otherwise pairs count;
+    `gradients` are the bytes, by stage, that are there once a micro-batch is done. A forward is weighed with its own
+    micro-batch. Of the first stage, whose B has nothing to do, the backward is its W. More micro-batches than fill the
+    pipeline change nothing, so that no more are looked at."""
+    weights, gradients = weights or ((1, 0),) * v, gradients or (0,) * v
+
+    def most(among: Iterable[Moment]) -> Moment:
+        def size(moment: Moment) -> tuple[int, tuple[int, ...]]:
+            there = sum(n_bytes for n_bytes, done in zip(gradients, moment.done, strict=True) if done)
+            return moment.weigh(weights, message) + there, moment.done  # of equals the one with gradients
+
+        return max(among, key=size)
+
+    law = LAWS[schedule]
+    if law.held is not None:  # a search asks for thousands
+        fullest = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
+        later = Moment((m - 1,), (place,), (1,), 0)  # with fewer micro-batches, after the first W
+        return fullest, (most((fullest, later) if place + 1 < m <= p else (fullest,)),)
+    m = min(m, 6 * p)
+    stages, programs = list(law.stages_on(place, p, v)), law.make(p, m, v)
+    at = {action: k for program in programs.programs for k, action in enumerate(program)}
+    held, waiting, done = [0] * v, [0] * v, [0] * v
+    sent = list[tuple[int, int]]()  # to which rank, needed at which position of its program
+    moments: dict[tuple[str, int], list[Moment]] = defaultdict(list)
+    for action in programs.programs[place]:
+        kind, stage, micro = action
+        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage):
+            home = programs.rank_of(maker.stage, micro)
+            sent = [(to, when) for to, when in sent if to != home or when > at[maker]]
+        k, onward = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
+        held[k] += kind == "F"
+        waiting[k] -= kind == "W"
+        moments[kind, k].append(Moment(tuple(held), tuple(waiting), tuple(done), k, len(sent)))
+        waiting[k] += kind == "B"
+        held[k] -= kind == "W"
+        done[k] += kind == "W"
+        if 0 <= onward < programs.n_stages and (home := programs.rank_of(onward, micro)) != place:
+            sent.append((home, at[Action(kind, onward, micro)]))
+    forward = most(moment for k in range(v) for moment in moments["F", k])
+    return forward, tuple(most(moments["B" if stage else "W", k]) for k, stage in enumerate(stages))
+
+
+def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Some ranks of which one holds most: that of the first stages, with the most micro-batches in flight; of the last,
+    with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
+    last."""
+    p, v = layout.pp, recipe.stages_per_rank
+    blocks = blocks_of(shape, recipe.n_stages(p))
+
+    def kind(place: int) -> tuple[int, bool]:
+        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_turns * v > sum(
+            pairs_in_flight(recipe, layout, place)
+        )
+
+    kinds = [(kind(place), place) for place in range(1, p - 1)]
+    firsts, lasts = dict(reversed(kinds)), dict(kinds)
+    return [layout.rank(pp=place) for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
+
+
+def way_of(recipe: Recipe) -> str:
+    """The name of the way in which layers are run, one of labkit.plan.model.ops.WAYS."""
+    casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered
+    return "half" if casts else recipe.precision_law.way
+
+
+def linear_params(shape: ModelShape, tp: int, ep: int = 1) -> tuple[float, float]:
+    """Weights of a block's linears on one of `tp` ranks, without biases: what may be multiplied in 8 bits. Those of
+    routed experts, n_expert/ep of them, come apart; a router is never multiplied so. The mean of all blocks."""
+    attention, mats = sum(inside * out for inside, out in shape.attention_products), 3 if shape.gated else 2
+    mixed = shape.n_mixed / shape.n_layer
+    expert = mixed * mats * shape.d_model * shape.expert_hidden
+    rest = attention + (1 - mixed) * mats * shape.d_model * shape.hidden + expert * shape.n_shared
+    return rest / tp, expert * shape.n_expert / ep / tp
+
+
+def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
+    """The setting in which this recipe runs a layer on one rank."""
+    in_sequence = recipe.sequence_parallel and layout.tp > 1
+    rows = micro_rows(recipe, layout)
+    way = way_of(recipe)
+    return Setting(
+        rows, shape.seq // layout.cp, layout.tp, in_sequence, way, recipe.recompute, recipe.units,
+        ep=layout.ep, cp=layout.cp, context=recipe.context,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def state_params(shape: ModelShape, tp: int, p: int, v: int, schedule: str = "interleaved") -> tuple[float, ...]:
+    """Parameters on the ranks of each position along pp, a tensor-parallel part of every matrix counted as 1/tp.
+    Routed experts are not among them: see expert_params. `schedule` says which `v` stages a rank has."""
+    sizes, recipe = shape.parameters, Recipe(schedule=schedule, stages_per_rank=v)
+    block = shape.rest_of_block / tp
+    table = shape.vocab * shape.d_model / tp
+    params, counts = [0.0] * p, blocks_of(shape, recipe.n_stages(p))
+    for place, stage in _homes(recipe, p):
+        params[place] += block * counts[stage]
+        params[place] += (table + sizes["position embedding"]) * (stage == 0)
+        params[place] += table * (stage == len(counts) - 1 and not (shape.tied and len(counts) == 1))
+    return tuple(params)
+
+
+def _homes(recipe: Recipe, p: int) -> list[tuple[int, int]]:
+    """(position along pp, stage) for each stage of each rank."""
+    return [(place, stage) for place in range(p) for stage in recipe.stages_on(place, p)]
+
+
+@lru_cache(maxsize=1024)
+def expert_params(
+    shape: ModelShape, tp: int, ep: int, p: int, v: int, schedule: str = "interleaved"
+) -> tuple[float, ...]:
+    """Parameters of this rank's routed experts, 1/ep of them and 1/tp of each, at each position along pp; zeros for a
+    dense model."""
+    params, recipe = [0.0] * p, Recipe(schedule=schedule, stages_per_rank=v)
+    counts = blocks_of(shape, recipe.n_stages(p))
+    for place, stage in _homes(recipe, p):
+        mixed = counts[stage] - dense_of(shape, sum(counts[:stage]), counts[stage])
+        params[place] += mixed * shape.n_expert / ep * shape.mlp_size(shape.expert_hidden) / tp
+    return tuple(params)
+
+
+def dense_of(shape: ModelShape, first: int, count: int) -> int:
+    """Of `count` blocks from number `first` on, those that keep a dense MLP."""
+    return min(count, max(0, shape.n_layer - shape.n_mixed - first))

@@ -1,0 +1,1 @@
+"""What is trained: the sizes of a model, its layers, and the models that were published."""

@@ -1,0 +1,1 @@
+"""How ranks, parameters and matrices are cut: layouts, buckets, parameter groups, owners."""

@@ -1,0 +1,1 @@
+"""Laws of single labs, which nothing else of the planner needs."""

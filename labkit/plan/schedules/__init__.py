@@ -1,0 +1,1 @@
+"""Programs of a pipeline: made, published, as text; validated and simulated."""

@@ -1,0 +1,1 @@
+"""Which plan is the best, why, and how far to trust it."""

@@ -1,0 +1,329 @@
+"""plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
+
+    dp x pp x cp x tp = n_ranks  and, for a model with experts, ep: divisors of dp and of the number of experts
+      x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
+      x micro-batch
+
+    hsdp   zero3 inside a node, where dp has ranks on several: as many as a node has besides tp, cp and pp
+    tp     inside a node only: four sums a block would cross the slow links otherwise
+    sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
+    cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
+           dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
+    gpipe  never: 1f1b takes as long and holds less
+    ep     with experts, whose products and gradients each rank then has 1/ep of; with tp it has 1/tp of each of these.
+           cp beside experts is left out where their balance loss or capacity is counted by row, and routing is taken as
+           balanced
+
+For each way: does the batch divide, does the model divide, does it fit the memory (predict_memory on the first and the
+last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
+A larger micro-batch holds more, so when one does not fit the larger ones are not tried.
+
+With an adapter (LoRA, QLoRA) the ways are fewer: each device has the whole frozen model, dp = n_ranks, and what is left
+to choose is checkpointing and the micro-batch (labkit.plan.step.adapters).
+
+Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
+arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from labkit.plan.breakdown import Breakdown
+from labkit.plan.checks import is_whole
+from labkit.plan.job.recipe import PRECISIONS, STRATEGIES, Recipe
+from labkit.plan.job.stages import check_plan, micro_rows
+from labkit.plan.laws.experts import counts_rows
+from labkit.plan.laws.precisions import EMULATED
+from labkit.plan.laws.schedules import LAWS as SCHEDULES
+from labkit.plan.laws.strategies import HYBRID, LAWS
+from labkit.plan.machine.hardware import Hardware
+from labkit.plan.model.cut_attention import CONTEXTS
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
+from labkit.plan.step.memory import Walk, predict_memory
+from labkit.plan.step.rank import fullest_ranks
+from labkit.plan.step.time import predict_step
+from labkit.plan.words import plural
+
+WORDS = 128
+MICRO_ROWS = (1, 2, 4, 8, 16)
+AGAIN = ("none", "selective", "full")
+"""Recomputations that are tried: "gathers" alone saves less than "selective", for nearly the same seconds."""
+LEAST_TOKENS = 8192
+"""Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
+HEADROOM = 0.06
+"""Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run a model. `refused` is "" for a plan that is kept, else the reason with the numbers.
+
+    step   seconds of a step by what they are spent on, None for a refused plan
+    mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
+    needs_bytes   where it was refused for its memory: what a rank would hold, at least
+    adapter   what trains in the place of the weights; None: the weights do"""
+
+    shape: ModelShape
+    hardware: Hardware
+    layout: Layout
+    recipe: Recipe
+    step: Breakdown | None = None
+    mfu: float = 0.0
+    refused: str = ""
+    needs_bytes: float = 0.0
+    adapter: Adapter | None = None
+
+    @cached_property
+    def memory(self) -> Breakdown:
+        """Bytes of the fullest rank by kind, worked out when it is asked for. ValueError where nothing can be run."""
+        lay, device = self.layout, self.hardware.device
+        if self.adapter is not None:
+            rows = micro_rows(self.recipe, lay)
+            return adapter_memory(self.shape, self.adapter, rows, self.recipe.checkpointing)
+        breakdowns = [
+            predict_memory(self.shape, lay, self.recipe, rank, device)
+            for rank in fullest_ranks(self.shape, lay, self.recipe)
+        ]
+        return max(breakdowns, key=lambda breakdown: breakdown.total)
+
+    @property
+    def kept(self) -> bool:
+        """True if this plan can be run, that is, if it was not refused."""
+        return not self.refused
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; infinite for a refused plan."""
+        return self.step.total if self.step is not None else float("inf")
+
+    def __str__(self) -> str:
+        """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
+        lay, r = self.layout, self.recipe
+        parts = [f"dp={lay.dp} " * (lay.dp > 1) + f"pp={lay.pp} tp={lay.tp}"]
+        parts[0] += f" cp={lay.cp} by {r.context}" * (lay.cp > 1) + f" ep={lay.ep}" * (lay.ep > 1)
+        parts += [r.sharded] * (lay.dp * lay.cp > 1)
+        parts += [f"{r.schedule} of {r.n_micro}" if lay.pp > 1 else plural(r.n_micro, "micro-batch")]
+        parts += [str(self.adapter)] * (self.adapter is not None)
+        parts += [r.again] * bool(r.again)
+        end = self.refused or f"{self.step_s:.3g} s, {100 * self.mfu:.0f}% MFU, {gb(self.memory.total)}"
+        return f"{', '.join(parts)}: {end}"
+
+
+def gb(n_bytes: float) -> str:
+    """`70.3 GB`; below a tenth of a GB `11.2 MB`, for the small devices that a laptop plays."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def plans(
+    shape: Any,
+    hardware: Hardware | str,
+    n_ranks: int,
+    global_batch: int,
+    seq: int | None = None,
+    *,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    headroom: float = HEADROOM,
+    adapter: str = "",
+    rank: int = 16,
+) -> list[Plan]:
+    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
+    time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
+    For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
+    each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
+
+    `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
+    bf16 with AdamW.
+
+    ValueError for numbers below 1, unknown presets, a headroom that is not a share, "fp8" on a device without 8-bit
+    units, an adapter in another precision or with another optimizer, and a rank that a weight cannot have."""
+    shape = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
+    hardware = Hardware.preset(hardware) if isinstance(hardware, str) else hardware
+    for name, value in (
+        ("n_ranks", n_ranks),
+        ("global_batch", global_batch),
+        ("seq", shape.seq if seq is None else seq),
+    ):
+        if not is_whole(value):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if precision not in PRECISIONS or not 0 <= headroom < 1:
+        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")
+    if precision == "fp8":
+        hardware.peak(precision)
+    if precision in EMULATED:
+        raise ValueError(f"{precision} is emulated, and no speed is known of it: plan with precision='fp8' or 'bf16'")
+    words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
+    shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
+    search = Search(shape, hardware, headroom, precision)
+    if adapter:
+        if precision != "bf16" or optimizer not in ("adamw", "adam"):
+            raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
+        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
+    most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
+    candidates = [
+        plan
+        for layout in layouts(n_ranks, shape.n_expert, most_cp)
+        for plan in search.on(layout, global_batch, optimizer)
+    ]
+    return sorted(candidates, key=lambda plan: plan.step_s)
+
+
+def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layout]:
+    """Every dp x pp x cp x tp with that many ranks and a cp of `most_cp` at most, with every ep by which dp and the
+    number of experts can be divided."""
+    for tp in divisors(n_ranks):
+        for pp in divisors(n_ranks // tp):
+            for cp in (cp for cp in divisors(n_ranks // tp // pp) if cp <= most_cp):
+                dp = n_ranks // tp // pp // cp
+                for ep in divisors(math.gcd(dp, n_expert)) if n_expert else [1]:
+                    yield Layout(dp, pp, tp, cp, ep)
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of `number`, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+class Search:
+    """Makes the plans of a layout, and asks the cheap questions about each plan first."""
+
+    def __init__(self, shape: ModelShape, hardware: Hardware, headroom: float, precision: str) -> None:
+        self.shape, self.hardware, self.precision = shape, hardware, precision
+        self.room = hardware.memory_bytes.value * (1 - headroom)
+
+    def on(self, layout: Layout, batch: int, optimizer: str) -> Iterator[Plan]:
+        """All plans on one layout; a single refused one if nothing there can work."""
+        base = Recipe(batch_size=batch, precision=self.precision, optimizer=optimizer)
+        reason = self.impossible(layout, base)
+        if reason:
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason)
+            return
+        sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
+        ways = [replace(base, context=kind) for kind in CONTEXTS] if layout.cp > 1 else [base]
+        for way in [way for way in ways if not self.impossible(layout, way)]:
+            yield from self.by(layout, way, sizes)
+
+    def by(self, layout: Layout, base: Recipe, sizes: list[int]) -> Iterator[Plan]:
+        """All plans on one layout whose attention reaches over cp as in `base`, in micro-batches of these rows."""
+        for strategy, shard in self.strategies(layout):
+            for schedule, v in self.schedules(layout):
+                for recompute in AGAIN:
+                    for rows in sizes:
+                        plan = self.judge(layout, base, strategy, shard, schedule, v, recompute, rows)
+                        if plan is not None:
+                            yield plan
+                        if plan is not None and plan.refused:
+                            break  # a larger micro-batch holds more
+
+    def adapted(self, adapter: Adapter, n_ranks: int, batch: int) -> Iterator[Plan]:
+        """All plans that train an adapter: the frozen model whole on each device."""
+        layout, base = Layout(n_ranks), Recipe(batch_size=batch, precision=self.precision)
+        reason = self.impossible(layout, base)
+        if reason:
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
+            return
+        for recomputes in (False, True):
+            for rows in [rows for rows in MICRO_ROWS if batch // n_ranks % rows == 0]:
+                m = batch // n_ranks // rows
+                recipe = Recipe(batch_size=batch, n_micro=m, checkpointing=recomputes, precision=self.precision)
+                memory = adapter_memory(self.shape, adapter, rows, recomputes)
+                if memory.total > self.room:
+                    reason = (
+                        f"{gb(memory.total)} on each device, {gb(self.room)} are there: {gb(memory['parameters'])} "
+                        f"weights, whole on each, {gb(memory['activations'] + memory['other'])} activations"
+                    )
+                    yield Plan(self.shape, self.hardware, layout, recipe, None, 0.0, reason, memory.total, adapter)
+                    break  # a larger micro-batch holds more
+                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recomputes, n_ranks)
+                flops = batch * self.shape.seq * adapter.flops_per_token(self.shape)
+                mfu = flops / (step.total * n_ranks * self.hardware.peak(self.precision))
+                yield Plan(self.shape, self.hardware, layout, recipe, step, mfu, adapter=adapter)
+
+    def impossible(self, layout: Layout, recipe: Recipe) -> str:
+        """The reason why nothing can work on this layout; "" if something may."""
+        if layout.tp > self.hardware.node_size:
+            return (
+                f"tp={layout.tp} spans {-(-layout.tp // self.hardware.node_size)} nodes of {self.hardware.node_size}: "
+                f"4 sums a block would cross a link of {self.hardware.inter.bytes_per_s / 1e9:.3g} GB/s"
+            )
+        try:
+            check_plan(self.shape, recipe, layout)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def strategies(self, layout: Layout) -> list[tuple[str, int | None]]:
+        """(strategy, ranks that share one copy of its state if not all) worth trying."""
+        if layout.dp * layout.cp == 1:
+            return [("ddp", None)]
+        # neighbours along dp on one node, with their ranks of cp
+        inside = self.hardware.node_size // (layout.tp * layout.pp * layout.cp)
+        cuts = inside * layout.cp > 1 and 0 < inside < layout.dp and layout.dp % inside == 0
+        hybrid = [(HYBRID, inside)] if cuts and layout.ep == 1 else []
+        return [*((strategy, None) for strategy in STRATEGIES), *hybrid]
+
+    def schedules(self, layout: Layout) -> list[tuple[str, int]]:
+        """(schedule, stages on a rank) worth trying."""
+        if layout.pp == 1:
+            return [("1f1b", 1)]
+        pairs = list[tuple[str, int]]()
+        for law in SCHEDULES.values():
+            if law.searched and not (law.splits and self.shape.n_expert):
+                stages = (law.stages,) if law.stages else (2, 4)
+                pairs += [(law.name, v) for v in stages if v == 1 or layout.pp * v <= self.shape.n_layer]
+        return pairs
+
+    def judge(
+        self,
+        layout: Layout,
+        base: Recipe,
+        strategy: str,
+        shard: int | None,
+        schedule: str,
+        v: int,
+        recompute: str,
+        rows: int,
+    ) -> Plan | None:
+        """One plan; None for a combination that no recipe allows, or that equals another one."""
+        m = base.batch_size // layout.dp // rows
+        if (v > 1 and m % layout.pp) or (SCHEDULES[schedule].splits and recompute != "none"):
+            return None
+        in_8_bits = "fp8_gathers" in LAWS[strategy].options and self.precision == "fp8"
+        try:
+            recipe = Recipe(
+                strategy, schedule, base.batch_size, m, v, recompute=recompute, precision=self.precision,
+                sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0,
+                optimizer=base.optimizer, shard_ranks=shard, fp8_gathers=in_8_bits, context=base.context,
+            )  # fmt: skip
+        except ValueError:
+            return None
+        needs, reason = self.too_large(layout, recipe)
+        if reason:
+            return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)
+        step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
+        speed = base.batch_size * self.shape.seq / step.total
+        mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(recipe.products))
+        return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
+
+    def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
+        """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
+        for rank in fullest_ranks(self.shape, layout, recipe):
+            step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
+            needs, most = step.bounds()
+            prefix = "at least "
+            if needs <= self.room < most:
+                needs, prefix = sum(step.walk().top), ""
+            if needs > self.room:
+                return needs, (
+                    f"{prefix}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
+                    f"{gb(step.in_flight_bytes())} activations, else weights, gradients, optimizer"
+                )
+        return 0.0, ""
