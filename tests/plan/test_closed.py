@@ -9,13 +9,13 @@ import pytest
 
 from labkit.plan.closed.memory import predict_memory
 from labkit.plan.closed.table import layer
-from labkit.plan.layers import profile
-from labkit.plan.layout import Layout
-from labkit.plan.memory import predict_memory as walked
-from labkit.plan.ops import RECOMPUTE, WAYS, Setting
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.tape import ACTIVATIONS
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.model.layers import profile
+from labkit.plan.model.ops import RECOMPUTE, WAYS, Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.model.tape import ACTIVATIONS
+from labkit.plan.partition.layout import Layout
+from labkit.plan.step.memory import predict_memory as walked
 
 BASE: dict[str, Any] = {"n_layer": 2, "d_model": 64, "n_head": 4, "vocab": 256, "seq": 64}
 SHAPES = {

@@ -12,9 +12,9 @@ Ring and gather compute queries' numbers in fp32 at least (labkit.parallel.conte
 from __future__ import annotations
 
 from labkit.plan.closed.rows import Row, Tensors
-from labkit.plan.cut_attention import CutAttention
-from labkit.plan.ops import Setting
-from labkit.plan.sizes import Sizes
+from labkit.plan.model.cut_attention import CutAttention
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.sizes import Sizes
 
 TILE = 1024
 """Scores are computed for at most so many queries and keys at once (labkit.parallel.blockwise_attention)."""
@@ -29,7 +29,7 @@ def attend(
     )
     wide, n, block, grads = max(4, word), layer.n, layer.block, layer.gradients
     queries = heads * layer.tokens * layer.width  # numbers of y
-    asked = queries + heads * layer.tokens * layer.more  # of q
+    asked = queries + heads * layer.tokens * layer.rope_width  # of q
     logs = heads * layer.tokens * wide
     copy = queries * word * (shape.position == "rotary" or setting.context == "ulysses")  # y in rows
     if setting.context == "ulysses":

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.laws.schedules import LAWS
-from labkit.plan.schedule import Action, needs
+from labkit.plan.schedules.schedule import Action, needs
 
 ROUNDS = 6
 """More micro-batches than so many for each rank change nothing: a pipeline that is full does the same again."""

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from labkit.plan.closed.stage import Bucket, Group
+from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws.eight_bit_gradients import Coded
-from labkit.plan.ops import is_linear
-from labkit.plan.recipe import Recipe
+from labkit.plan.model.ops import is_linear
 
 
 class Moment(NamedTuple):

@@ -2,7 +2,7 @@
 
     stages      the first or second half of the blocks, say, with 1/tp of each matrix          stage.py
     base        weights, gradients that stay, the optimizer's state, masters, histories
-    in flight   micro-batches that are between their forward and their backward                labkit.plan.stages
+    in flight   micro-batches that are between their forward and their backward                labkit.plan.job.stages
 
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXiv:2104.04473, section 2.2.
 """
@@ -12,19 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from labkit.plan.buckets import Params, in_buckets
 from labkit.plan.closed.flight import Turn, fullest, turns
 from labkit.plan.closed.stage import EXPERTS, Group, Stage, groups_of, stage_of
-from labkit.plan.expert_load import Load
-from labkit.plan.groups import ParamGroup
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import blocks_of, dense_of, setting_of
 from labkit.plan.laws.precisions import HISTORY_BYTES
 from labkit.plan.laws.sent_gradients import WAYS
-from labkit.plan.layout import Layout
-from labkit.plan.matrices import MatrixStep, matrices_of
-from labkit.plan.ops import Setting, is_linear
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import blocks_of, dense_of, setting_of
+from labkit.plan.model.expert_load import Load
+from labkit.plan.model.ops import Setting, is_linear
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.buckets import Params, in_buckets
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.matrices import MatrixStep, matrices_of
 
 
 @dataclass(frozen=True)

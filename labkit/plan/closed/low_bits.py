@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.plan.low_precision_products import BLOCKS, Size
+from labkit.plan.model.low_precision_products import BLOCKS, Size
 
 
 def needs(units: str, size: Size, width: int, experts: int = 1, drawn: bool = False, turned: bool = False) -> int:

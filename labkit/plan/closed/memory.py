@@ -32,11 +32,11 @@ from labkit.plan.closed.flight import Turn
 from labkit.plan.closed.held import HOLDS, Held, Moment, between, decoding
 from labkit.plan.closed.job import Job
 from labkit.plan.closed.stage import Group, Stage
-from labkit.plan.groups import ParamGroup
-from labkit.plan.layout import Layout
-from labkit.plan.recipe import Recipe
-from labkit.plan.shape import ModelShape
-from labkit.plan.stages import check_plan
+from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.stages import check_plan
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.layout import Layout
 
 EDGE = 3
 """Blocks at each end of a stage that are looked at one by one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from labkit.plan.closed.rows import Row, Tensors
 from labkit.plan.closed.steps import Terms, entered, hidden_rows, norm
-from labkit.plan.expert_load import Load
+from labkit.plan.model.expert_load import Load
 
 RUNS = 8
 """Runs of experts that have rows of their own in the table."""

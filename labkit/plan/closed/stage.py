@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from labkit.plan.buckets import Params, fill
 from labkit.plan.closed.rows import LayerTable
 from labkit.plan.closed.table import layer
-from labkit.plan.groups import Grouping
-from labkit.plan.ops import Setting
-from labkit.plan.shape import ModelShape
+from labkit.plan.model.ops import Setting
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.buckets import Params, fill
+from labkit.plan.partition.groups import Grouping
 
 EXPERTS = "experts."
 """The first part of the names of parameters that are dealt out along ep."""
@@ -113,7 +113,7 @@ class Group:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Its buckets, in the order in which they are full (labkit.plan.buckets)."""
+        """Its buckets, in the order in which they are full (labkit.plan.partition.buckets)."""
         sizes = [(self.grouping.of_weight(name), size) for one in self.params for name, size in one.sizes]
         before = (0, *accumulate(size for _, size in sizes))
         buckets = []

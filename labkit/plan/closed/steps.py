@@ -17,8 +17,8 @@ from functools import cached_property
 
 from labkit.plan.closed import low_bits
 from labkit.plan.closed.rows import Row, Tensors
-from labkit.plan.ops import HEAD, Setting
-from labkit.plan.sizes import Sizes
+from labkit.plan.model.ops import HEAD, Setting
+from labkit.plan.model.sizes import Sizes
 
 
 @dataclass(frozen=True)

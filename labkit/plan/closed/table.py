@@ -17,8 +17,8 @@ from labkit.plan.closed import context_rows
 from labkit.plan.closed.mixture_rows import mixture
 from labkit.plan.closed.rows import LayerTable, Row, Tensors
 from labkit.plan.closed.steps import Terms, entered, hidden_rows, last_of_branch, norm, product, read
-from labkit.plan.ops import HEAD, Setting
-from labkit.plan.sizes import Sizes
+from labkit.plan.model.ops import HEAD, Setting
+from labkit.plan.model.sizes import Sizes
 
 
 def attention(t: Terms) -> list[Row]:
