@@ -15,10 +15,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.laws.schedules import LAWS
-from labkit.plan.schedules.schedule import Action, needs
+from labkit.plan.schedules.schedule import Action, Schedule, needs
 
-ROUNDS = 6
-"""More micro-batches than so many for each rank change nothing: a pipeline that is full does the same again."""
+LEAST, ROUNDS = 8, 3
+"""More micro-batches than these, or than so many for each rank, change nothing: a pipeline that is full does the same
+again. (With gpipe all are held at once.)"""
 
 
 class Turn(NamedTuple):
@@ -53,9 +54,10 @@ class Turn(NamedTuple):
 @lru_cache(maxsize=1024)
 def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]:
     """The different moments in the program of the rank at `place`."""
-    law, m = LAWS[schedule], min(m, ROUNDS * p)
-    programs, stages = law.make(p, m, v), list(law.stages_on(place, p, v))
-    at = {action: k for program in programs.programs for k, action in enumerate(program)}
+    law = LAWS[schedule]
+    m = m if law.unanswered else min(m, max(LEAST, ROUNDS * p))
+    programs, at = _programs(schedule, p, m, v)
+    stages = list(law.stages_on(place, p, v))
     ends = {(action.stage, action.kind): action for action in programs.programs[place]}  # the last of each kind
     held, waiting, done = [0] * len(stages), [0] * len(stages), [0] * len(stages)
     sent = list[tuple[int, int, str]]()  # to which rank, needed at which position of its program, by what
@@ -83,18 +85,37 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
     return tuple(seen)
 
 
+@lru_cache(maxsize=64)
+def _programs(schedule: str, p: int, m: int, v: int) -> tuple[Schedule, dict[Action, int]]:
+    """The programs of all ranks, and the position of each action in its rank's."""
+    programs = LAWS[schedule].make(p, m, v)
+    return programs, {action: k for program in programs.programs for k, action in enumerate(program)}
+
+
 def fullest(
-    all_turns: Sequence[Turn], sizes: Sequence[tuple[int, int]], message: int, last_differs: bool
+    all_turns: Sequence[Turn],
+    sizes: Sequence[tuple[int, int]],
+    message: int,
+    done_differs: bool,
+    last_differs: bool,
 ) -> list[Turn]:
-    """Of turns of one kind and stage those that no other exceeds in bytes and in gradients that are there already."""
+    """Of turns of one kind and stage those that no other exceeds in bytes and in gradients that are there already.
+
+    done_differs: whether passes leave anything that is not there all the time;   last_differs: whether the last
+    backward of a stage holds anything else than those before."""
     kept: list[Turn] = []
     for turn in sorted(all_turns, key=lambda one: -one.weigh(sizes, message)):
         if not any(
             other.kind == turn.kind
             and other.stage == turn.stage
-            and all(a >= b for a, b in zip(other.done, turn.done, strict=True))
-            and all(a <= b for a, b in zip(other.finished, turn.finished, strict=True))
-            and (other.last == turn.last or not last_differs)
+            and (not last_differs or other.last == turn.last)
+            and (
+                not done_differs
+                or (
+                    all(a >= b for a, b in zip(other.done, turn.done, strict=True))
+                    and all(a <= b for a, b in zip(other.finished, turn.finished, strict=True))
+                )
+            )
             for other in kept
         ):
             kept.append(turn)

@@ -314,7 +314,7 @@ class Search:
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is looked for."""
+        """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is found."""
         for rank in fullest_ranks(self.shape, layout, recipe):
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()

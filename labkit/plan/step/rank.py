@@ -183,9 +183,9 @@ class Rank:
         """The fullest moments of its program."""
         r, law = self.recipe, self.recipe.strategy_law
         program = turns(r.schedule, self.layout.pp, r.n_micro, r.stages_per_rank, self.coords["pp"])
-        # whether the last backward of a step holds anything else than those before
-        last_differs = not law.every_pass_sends and (law.cuts.state or WAYS[r.gradients].coding_bytes > 0)
-        return fullest(program, self.sizes, self.boundary, last_differs)
+        cuts = law.cuts.state
+        last_differs = not law.every_pass_sends and (cuts or WAYS[r.gradients].coding_bytes > 0)
+        return fullest(program, self.sizes, self.boundary, cuts, last_differs)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -228,9 +228,11 @@ class Rank:
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
-        if not self.recipe.splits:
-            counts = pairs_in_flight(self.recipe, self.layout, self.coords["pp"])
-            return sum(count * stage.held for count, stage in zip(counts, self.stages, strict=True))
+        r, place = self.recipe, self.coords["pp"]
+        if r.schedule_law.held is not None:
+            rows = zip(pairs_in_flight(r, self.layout, place), self.sizes, strict=True)
+            waiting = min(place, r.n_micro - 1) * r.splits
+            return sum(held * n_bytes + waiting * wait for held, (n_bytes, wait) in rows) + max(self.kept)
         return max(turn.weigh(self.sizes, 0) + self.kept[turn.stage] * (turn.kind == "B") for turn in self.turns)
 
     # -- messages ----------------------------------------------------------------------------------------------------
