@@ -344,7 +344,7 @@ def test_a_rehearsal_of_experts_sends_what_the_law_says(strategy, more, layout):
     recipe, last = Recipe(strategy, batch_size=8, **more), layout.size - 1
     config = CONFIGS["free"] if layout.cp > 1 else CONFIG
     stage = Rank(ModelShape.of(config), layout, recipe, last, "cpu").stages[0]
-    experts, rest = (stage.part(which).numel * recipe.weight_bytes for which in (True, False))
+    experts, rest = (sum(one.numel for one in stage.part(which)) * recipe.weight_bytes for which in (True, False))
     told = sent_per_step(
         layout, recipe, last, parameter_bytes=rest, n_layer=2 // layout.pp, d_model=64, seq=64,
         experts=ExpertLoad(4, 2, experts),
@@ -365,7 +365,7 @@ def test_experts_that_are_cut_send_what_the_law_says_to_the_byte(strategy, more,
     norms, of attention's last bias, and of the positions' table."""
     recipe, last = Recipe(strategy, batch_size=8, **more), layout.size - 1
     stage = Rank(ModelShape.of(CONFIG), layout, recipe, last, "cpu").stages[0]
-    experts, rest = (stage.part(which).numel * recipe.weight_bytes for which in (True, False))
+    experts, rest = (sum(one.numel for one in stage.part(which)) * recipe.weight_bytes for which in (True, False))
     law = sent_per_step(
         layout, recipe, last, parameter_bytes=rest + experts * (layout.ep == 1), n_layer=2 // layout.pp, d_model=64,
         seq=64, experts=ExpertLoad(4, 2, experts),
