@@ -60,9 +60,10 @@ class ZeRO3Law(OneGroup):
         """Whole units: this layer's, those ahead, and the weight that several layers use; gradients of this layer's
         unit, and of the one before, which is on its way."""
         k, units, n, wide = moment.layer, group.units, group.n, choices.gathered_bytes
-        count, idle = len(units), moment.inside and not units[k]  # the loss needs no unit
+        count = len(units)
         order = chain(range(k + 1, count), range(count - 1, -1, -1)) if moment.onward else range(k - 1, -1, -1)
-        coming = [] if idle else list(islice((j for j in order if units[j]), choices.prefetch))
+        # a layer that needs no unit, such as the loss, waits for none
+        coming = list(islice((j for j in order if units[j]), choices.prefetch if units[k] else 0))
         whole = {*coming, k} if moment.inside and not moment.leaves else {*coming}
         if not choices.reshard:
             whole |= set(range(count if moment.ahead or moment.behind else k + 1 - moment.leaves))
