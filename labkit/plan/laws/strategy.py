@@ -54,7 +54,7 @@ class Moment(NamedTuple):
     passes     passes of this stage whose backward has ended before; `last`: this is the last of the step
     leaves     a bucket (of ZeRO-3 a unit) has just been packed into one buffer, and its gradients are still there
     inside     False where a group of experts is not at work
-    ahead, behind   whether other micro-batches are between forward and backward before this one, and after"""
+    shared     True if another micro-batch of the stage is between its forward and its backward"""
 
     layer: int
     arrived: int
@@ -63,8 +63,7 @@ class Moment(NamedTuple):
     onward: bool = False
     leaves: bool = False
     inside: bool = True
-    ahead: bool = False
-    behind: bool = False
+    shared: bool = False
 
 
 class Held(NamedTuple):

@@ -57,28 +57,18 @@ class ZeRO3Law(OneGroup):
             )
 
     def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
-        """Whole units: this layer's, those ahead, and the weight that several layers use; gradients of this layer's
-        unit, and of the one before, which is on its way."""
-        k, units, n, wide = moment.layer, group.units, group.n, choices.gathered_bytes
-        count = len(units)
-        order = chain(range(k + 1, count), range(count - 1, -1, -1)) if moment.onward else range(k - 1, -1, -1)
-        # a layer that needs no unit, such as the loss, waits for none
-        coming = list(islice((j for j in order if units[j]), choices.prefetch if units[k] else 0))
-        whole = {*coming, k} if moment.inside and not moment.leaves else {*coming}
-        if not choices.reshard:
-            whole |= set(range(count if moment.ahead or moment.behind else k + 1 - moment.leaves))
-        weights = sum(units[j] for j in whole) + group.staying
-        copies = sum(_copy_bytes(group, choices, j) for j in coming)
-        if moment.onward:
-            done, leaving, fresh = 0, group.last_unit * (moment.passes > 0), 0
-        else:
-            done = group.done(k)
-            leaving = next((unit for unit in units[k + 1 :] if unit), group.last_unit * (moment.passes > 0))
-            fresh = min(moment.arrived - group.after[k], units[k]) * wide * (1 + choices.fp32_gradients)
+        """Whole units, and gradients: of this layer's unit, and of the one before, which is on its way."""
+        weights, copies = _whole(group, choices, moment)
+        k, n, last = moment.layer, group.n, group.last_unit * (moment.passes > 0)
+        done, leaving, fresh = 0, last, 0
+        if not moment.onward:
+            done, leaving = group.done(k), next((unit for unit in group.units[k + 1 :] if unit), last)
+            arrived = min(moment.arrived - group.after[k], group.units[k])
+            fresh = arrived * choices.gathered_bytes * (1 + choices.fp32_gradients)
         stays = group.padded if moment.passes else done
-        other = units[k] if moment.leaves else leaving * (n > 1)
-        part = leaving // n * (moment.passes > (not done) and not moment.leaves)
-        return Held(weights * wide, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
+        other = group.units[k] if moment.leaves else leaving * (n > 1)
+        part = leaving // n * (moment.passes > (not done) and not moment.leaves)  # added to that of passes before
+        return Held(weights, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
 
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """1/n of the gradients, and the last unit's on their way; without resharding all units may be `whole`."""
@@ -134,6 +124,20 @@ class ZeRO3Law(OneGroup):
     def gradient_words(self, width: int, share: str) -> str:
         """A part, and what has just been made."""
         return f"{width} N{share} + fresh ones"
+
+
+def _whole(group: Group, choices: Choices, moment: Moment) -> tuple[int, int]:
+    """Bytes of whole units: this layer's, those ahead, and the weight that several layers use; and of copies of this
+    rank's parts of those that come."""
+    k, units, count = moment.layer, group.units, len(group.units)
+    order = chain(range(k + 1, count), range(count - 1, -1, -1)) if moment.onward else range(k - 1, -1, -1)
+    # a layer that needs no unit, such as the loss, waits for none
+    coming = list(islice((j for j in order if units[j]), choices.prefetch if units[k] else 0))
+    whole = {*coming, k} if moment.inside and not moment.leaves else {*coming}
+    if not choices.reshard:
+        whole |= set(range(count if moment.shared else k + 1 - moment.leaves))
+    weights = sum(units[j] for j in whole) + group.staying
+    return weights * choices.gathered_bytes, sum(_copy_bytes(group, choices, j) for j in coming)
 
 
 def _copy_bytes(group: Group, choices: Choices, k: int) -> int:

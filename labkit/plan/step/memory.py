@@ -156,21 +156,16 @@ class Pass:
     def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> Held:
         """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
         experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
-        turn, r, shared = self.turn, self.rank.recipe, self.turn.held[self.turn.stage] > 1
-        law = r.strategy_law
-        onward = turn.kind == "F"
-        states = [
-            law.holds(
-                group, r,
-                Moment(
-                    k, count, turn.done[turn.stage], turn.last, onward, number == leaving,
-                    number == leaving or (leaving is None and (number == 0 or inside)), shared and onward,
-                    shared and not onward,
-                ),
-            )
-            for number, (group, count) in enumerate(zip(self.groups, arrived, strict=True))
-        ]  # fmt: skip
-        return together([self.beside, *states])
+        turn, r = self.turn, self.rank.recipe
+        law, onward, passes = r.strategy_law, turn.kind == "F", turn.done[turn.stage]
+        shared = turn.held[turn.stage] > 1
+        states = [self.beside]
+        for number, (group, count) in enumerate(zip(self.groups, arrived, strict=True)):
+            leaves = number == leaving
+            at_work = leaves or (leaving is None and (inside or number == 0))
+            moment = Moment(k, count, passes, turn.last, onward, leaves, at_work, shared)
+            states.append(law.holds(group, r, moment))
+        return together(states)
 
     def total(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
         """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
@@ -181,8 +176,9 @@ class Pass:
     def onward(self) -> Iterator[Sum]:
         """Forward through the layers at both ends."""
         layers, cached, nothing = self.stage.layers, 0, (0,) * len(self.groups)
+        ends = edges(len(layers))
         for k, layer in enumerate(layers):
-            if k in edges(len(layers)):
+            if k in ends:
                 beside = cached * (layer.kind != "loss")  # which runs outside of autocast
                 when = "the loss" if layer.kind == "loss" else "forward"
                 yield self.total(when, self.held(k, nothing), self.stage.held_before[k] + beside + layer.forward, 0)
@@ -197,10 +193,18 @@ class Pass:
         for k in reversed(edges(len(self.stage.layers))):
             yield from self.layer_back(k)
 
+    def name_of(self, k: int) -> str:
+        """`block 4`, by its number in the model, or `the head`."""
+        kind = self.stage.layers[k].kind
+        if kind not in ("block", "dense"):
+            return f"the {kind}"
+        before = sum(self.rank.blocks[: self.rank.numbers[self.turn.stage]])
+        return f"block {before + k - self.stage.count('embedding')}"
+
     def layer_back(self, k: int) -> Iterator[Sum]:
         """Back through one layer, row by row; a layer that kept its input alone first runs forward again."""
         layer, before, zero3 = self.stage.layers[k], self.stage.held_before[k], self.rank.recipe.cuts.weights
-        when = f"backward of {f'block {k - 1}' if layer.kind in ('block', 'dense') else f'the {layer.kind}'}"
+        when = f"backward of {self.name_of(k)}"
         arrived, inside, saved = [group.after[k] for group in self.groups], True, before + layer.saved
         held = self.held(k, arrived)
         # the tied head's gradient waits for the table's
