@@ -5,8 +5,20 @@
     owned        tensors that a rank's optimizer steps on                            asked by memory
     holds        bytes at a moment of a pass, besides those between two steps        asked by memory
     between      the same of a stage that is not at work                             asked by memory
+    decoding     the same after the last backward, while coded gradients come        asked by memory
     moves        reduce-scatters and all-gathers of a step                           asked by bytes_sent
     waits        their seconds, and those that nothing hides                         asked by time
+
+What `holds` answers of N elements, of which a have arrived, s of these in buckets that are full, b in the last of them:
+
+    n ranks      gradients                                             on its way         weights
+    ddp          nothing: its buckets are there all the time           nothing            nothing
+    zero1        first pass a, later N; in the last - s + s/n          b                  nothing
+    zero2        a - s + s/n; after the first pass a - s + N/n         b, later + b/n     nothing
+    zero3        fresh ones of the unit, and s/n or N/n                the unit before    this unit, those ahead
+
+All are times the bytes of a gradient that is added up, or of a gathered weight (Rajbhandari et al., arXiv:1910.02054,
+section 5).
 
 Memory, bytes and time are sums over such answers; they know no strategy by its name. A new strategy is its file in
 labkit.parallel, its law beside this file, a row in strategies.py and a row in labkit.assemble.
