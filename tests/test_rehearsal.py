@@ -209,7 +209,8 @@ ONE_NUMBER = 64
 """Bytes of single numbers that the law does not count: losses, their gradients, the NaN of a sharded unit."""
 
 ONE_VECTOR = 4 * CONFIG.d_model
-"""Bytes of a bias's gradient in fp32: which of a layer's small gradients is freed first is not in the law."""
+"""Bytes of a bias's gradient in fp32: which of a layer's small gradients is freed first is not in the law; in mixed
+precision of two of them."""
 
 ONE_MESSAGE = 2 * CONFIG.seq * CONFIG.d_model * 2
 """Bytes of what two stages send each other in bf16, two rows: where blocks are run again, when the last one is given
@@ -258,7 +259,7 @@ def test_the_law_counts_mixed_precision_to_the_byte(strategy, mix, way):
     for rank in range(layout.pp):
         seen = rehearse(CONFIG, layout, recipe, rank)
         loose = ONE_MESSAGE * (layout.pp > 1 and recipe.recompute != "none")
-        assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR + loose
+        assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + 2 * ONE_VECTOR + loose
         for kind in ("parameters", "optimizer"):
             assert abs(seen.predicted[kind] - seen.memory[kind]) <= ONE_NUMBER, kind
 
@@ -338,8 +339,10 @@ def test_the_law_counts_gradients_on_their_way_and_what_is_remembered_to_the_byt
         recipe = Recipe("ddp", **{"batch_size": 8, "bucket_bytes": bucket_bytes, **choices})
         for rank in range(layout.pp):
             seen = rehearse(config, layout, recipe, rank)
-            message = 4 * config.seq * config.d_model * (layout.pp > 1)  # as above
-            assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR + message
+            messages = (
+                2 * 4 * config.seq * config.d_model * (layout.pp > 1)
+            )  # when they are given back is not in the law
+            assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR + messages
 
 
 @pytest.mark.rest
@@ -362,7 +365,7 @@ SHARDED = [
 @cases(("config", "layout", "choices"), SHARDED)
 def test_the_law_counts_groups_and_units_that_stay_whole_to_the_byte(config, layout, choices):
     """Bugs: state that is shared by all of dp and not by a group, units that are freed before the last micro-batch in
-    flight, or that stay whole in the optimizer's step; blocks that are not walked one by one and forgotten."""
+    flight, or that stay whole in the optimizer's step; blocks that are not looked at one by one and forgotten."""
     for rank in range(layout.pp):
         recipe = Recipe("zero3", batch_size=8, **choices)
         seen = rehearse(config, layout, recipe, rank)

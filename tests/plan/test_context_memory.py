@@ -17,7 +17,8 @@ from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.model.tape import OTHER, Tape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.memory import Walk, predict_memory
+from labkit.plan.step.memory import predict_memory
+from labkit.plan.step.rank import Rank
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from labkit.train.config import GPTConfig
@@ -108,7 +109,7 @@ def test_a_rehearsed_step_over_cp_holds_what_was_predicted(config, layout, recip
         assert law.total == pytest.approx(rehearsal.peak, rel=0.03), (rank, dict(law), dict(rehearsal.memory))
         for kind in ("parameters", "optimizer"):
             assert law[kind] == pytest.approx(rehearsal.memory[kind], rel=0.03, abs=4096)
-        least, most = Walk(ModelShape.of(config), layout, recipe, rank, "cpu").bounds()
+        least, most = Rank(ModelShape.of(config), layout, recipe, rank, "cpu").bounds()
         assert least <= law.total <= most
 
 
@@ -147,7 +148,7 @@ def test_a_row_of_128k_tokens_over_eight_ranks_takes_an_eighth_of_the_activation
     """Would catch a cut that is not one. What attention adds besides is that of plan.laws.context: the ring's two
     blocks and four gradients, and 2 n + 1 gradients of a gather."""
     recipe = Recipe("zero3", batch_size=1, precision="bf16", recompute="full")
-    whole, eighth = (Walk(LLAMA, layout, recipe, 0, "cuda") for layout in (Layout(), Layout(cp=8)))
+    whole, eighth = (Rank(LLAMA, layout, recipe, 0, "cuda") for layout in (Layout(), Layout(cp=8)))
     assert whole.in_flight_bytes() == 8 * eighth.in_flight_bytes()
     assert predict_memory(LLAMA, Layout(cp=8), recipe, 0, "cuda").total < 80e9
     assert predict_memory(LLAMA, Layout(8), replace(recipe, batch_size=8), 0, "cuda").total > 160e9
