@@ -21,7 +21,7 @@ from typing import NamedTuple
 from labkit.plan.closed.stage import Bucket, Group
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws.eight_bit_gradients import Coded
-from labkit.plan.model.ops import is_linear
+from labkit.plan.model.setting import is_linear
 
 
 class Moment(NamedTuple):

@@ -19,7 +19,7 @@ from labkit.plan.job.stages import blocks_of, dense_of, setting_of
 from labkit.plan.laws.precisions import HISTORY_BYTES
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.model.expert_load import Load
-from labkit.plan.model.ops import Setting, is_linear
+from labkit.plan.model.setting import Setting, is_linear
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.buckets import Params, in_buckets
 from labkit.plan.partition.groups import ParamGroup

@@ -1,6 +1,6 @@
 """A pipeline's stage as tables: its layers in a row, and their parameters as a strategy shares them out.
 
-    embedding  block 0  block 1  . . .  block 95  head  loss          each a LayerTable (rows.py); blocks are all one
+    embedding  block 0  block 1  . . .  block 95  head  loss          each a LayerTable (layer_table.py); blocks are all one
 
 Parameters fall into groups: with ep the experts are shared out over other ranks than the rest. Gradients arrive from
 the last parameter to the first, so that one number, the elements that have arrived, says which buckets are full.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from labkit.plan.closed.rows import LayerTable
-from labkit.plan.closed.table import layer
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.layer_table import LayerTable
+from labkit.plan.model.layers import layer
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.buckets import Params, fill
 from labkit.plan.partition.groups import Grouping

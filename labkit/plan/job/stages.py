@@ -15,7 +15,7 @@ from typing import NamedTuple
 from labkit.plan.job.recipe import Recipe, refusals
 from labkit.plan.laws import experts
 from labkit.plan.laws.schedules import LAWS
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.schedules.schedule import Action, needs
@@ -176,7 +176,7 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
 
 
 def way_of(recipe: Recipe) -> str:
-    """The name of the way in which layers are run, one of labkit.plan.model.ops.WAYS."""
+    """The name of the way in which layers are run, one of labkit.plan.model.setting.WAYS."""
     casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered
     return "half" if casts else recipe.precision_law.way
 
