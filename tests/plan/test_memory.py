@@ -11,7 +11,7 @@ from labkit.plan.breakdown import KINDS
 from labkit.plan.job.recipe import STRATEGIES, Recipe
 from labkit.plan.job.stages import pairs_in_flight
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.memory import peak_bytes, predict_memory

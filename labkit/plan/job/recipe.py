@@ -21,7 +21,7 @@ from labkit.plan.laws.schedules import ScheduleLaw
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.laws.strategy import Strategy
 from labkit.plan.model.cut_attention import CONTEXTS
-from labkit.plan.model.ops import RECOMPUTE
+from labkit.plan.model.setting import RECOMPUTE
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import Grouping
 from labkit.plan.partition.layout import Layout

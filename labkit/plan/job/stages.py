@@ -12,7 +12,7 @@ from itertools import pairwise
 from labkit.plan.job.recipe import Recipe, refusals
 from labkit.plan.job.turns import turns
 from labkit.plan.laws import experts
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 
@@ -97,7 +97,7 @@ def fullest_places(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[in
 
 
 def way_of(recipe: Recipe) -> str:
-    """The name of the way in which layers are run, one of labkit.plan.model.ops.WAYS."""
+    """The name of the way in which layers are run, one of labkit.plan.model.setting.WAYS."""
     casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered
     return "half" if casts else recipe.precision_law.way
 

@@ -24,7 +24,7 @@ from labkit.plan.laws.in_buckets import waiting
 from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import is_linear
+from labkit.plan.model.setting import is_linear
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.stage import Group
 

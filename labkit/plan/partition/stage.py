@@ -15,9 +15,9 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from labkit.plan.closed.rows import LayerTable, Tensors
-from labkit.plan.closed.table import layer
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.layer_table import LayerTable, Tensors
+from labkit.plan.model.layers import layer
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.buckets import Params, fill
 from labkit.plan.partition.groups import Grouping, ParamGroup

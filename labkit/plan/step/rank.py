@@ -23,7 +23,7 @@ from labkit.plan.laws.precisions import HISTORY_BYTES
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.laws.strategy import Amounts
 from labkit.plan.model.expert_load import Load
-from labkit.plan.model.ops import Setting, is_linear
+from labkit.plan.model.setting import Setting, is_linear
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout

@@ -15,9 +15,9 @@ the first is the last to need it. Sums of this kind are those of Korthikanti et 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 Tensors = tuple[tuple[str, int], ...]
@@ -71,7 +71,7 @@ class LayerTable:
     @cached_property
     def tensors(self) -> Tensors:
         """What is held between forward and backward, tensor by tensor."""
-        return tensors_of(self.rows) if self.kept is None else self.kept
+        return tuple(tensor for row in self.rows for tensor in row.saves) if self.kept is None else self.kept
 
     @cached_property
     def held(self) -> int:
@@ -79,16 +79,21 @@ class LayerTable:
         return sum(n_bytes for _, n_bytes in self.tensors)
 
     @cached_property
+    def saved_up_to(self) -> tuple[int, ...]:
+        """Bytes that each row and those before it save."""
+        return tuple(accumulate(row.saved for row in self.rows))
+
+    @property
     def saved(self) -> int:
         """Bytes that all rows save."""
-        return sum(row.saved for row in self.rows)
+        return self.saved_up_to[-1]
 
     @cached_property
     def weights(self) -> Tensors:
         """(name, elements) of its parameters."""
         return tuple(weight for row in self.rows for weight in row.weights)
 
-    @cached_property
+    @property
     def forward(self) -> int:
         """Bytes at the highest moment of its forward, its input included."""
         return self.again if self.kept is None else self.alone
@@ -96,22 +101,10 @@ class LayerTable:
     @cached_property
     def again(self) -> int:
         """The same of a forward whose rows save what they save."""
-        before, highest = 0, 0
-        for row in self.rows:
-            before += row.saved
-            highest = max(highest, before + row.forward)
-        return highest
+        return max(saved + row.forward for saved, row in zip(self.saved_up_to, self.rows, strict=True))
 
     @cached_property
-    def backward(self) -> int:
-        """Bytes at the highest moment of its backward; a layer that kept its input alone has then run again."""
-        before, highest = 0, self.saved + self.result
-        for row in self.rows:
-            before += row.saved
-            highest = max(highest, before + row.backward, before - row.saved + row.after + row.fresh)
-        return highest
-
-
-def tensors_of(rows: Iterable[Row]) -> Tensors:
-    """All that these rows save."""
-    return tuple(tensor for row in rows for tensor in row.saves)
+    def frozen(self) -> tuple[int, int]:
+        """(saved, besides) at the highest moment of a backward that makes no gradients of weights."""
+        moments = zip(self.saved_up_to, self.rows, strict=True)
+        return max(((saved, row.backward - row.fresh) for saved, row in moments), key=sum)
