@@ -1,6 +1,6 @@
 """A pipeline's stage as tables: its layers in a row, and their parameters as a strategy shares them out.
 
-    embedding  block 0  block 1  . . .  block 95  head  loss          each a LayerTable (layer_table.py); blocks are all one
+    embedding  block 0  block 1  . . .  block 95  head  loss     each a LayerTable (layer_table.py); blocks are all one
 
 Parameters fall into groups: with ep the experts are shared out over other ranks than the rest. Gradients arrive from
 the last parameter to the first, so that one number, the elements that have arrived, says which buckets are full.
