@@ -88,12 +88,12 @@ class Terms:
 
 def product(
     t: Terms, name: str, x: Tensors, inside: int, out: int, *, beside: int, forward: int = 0,
-    arrives: int | None = None, again: int = 0, bias: bool | None = None, rows: int | None = None, experts: int = 1,
+    arrives: int | None = None, repeated: int = 0, bias: bool | None = None, rows: int | None = None, experts: int = 1,
 ) -> Row:  # fmt: skip
     """x W^T + b: [rows, inside] -> [rows, out]. `x`: what it saves of x, () where an earlier row has saved it.
 
     beside    gradients that are alive around its backward; `arrives`: bytes of its result's, if they are not among them
-    again     what backward makes again for it"""
+    repeated  what backward makes again for it"""
     rows, h = t.tokens if rows is None else rows, t.narrow
     has_bias = t.shape.bias if bias is None else bias
     weights = ((name, experts * inside * out), (f"{name}.bias", experts * out))[: 1 + has_bias]
@@ -103,12 +103,12 @@ def product(
     gradients = gx + (narrow or fresh)
     copies: Tensors = ((COPIES, weights[0][1] * h),) if t.autocast else ()
     if t.setting.units and name != HEAD:
-        each, need = rows // experts, partial(needs, t.setting.units, width=h, experts=experts)
-        y = need((each, inside, out))
-        of_weights = need((out, each, inside), drawn=True, turned=True) + fresh - weights[0][1] * h
-        gradients = max(need((each, out, inside), drawn=True), gx + of_weights)
-    backward = beside + again + arrives + gradients
-    return Row(name, (*x, *copies), weights, forward + y, backward, beside + again + gx + narrow, fresh)
+        per_expert, need = rows // experts, partial(needs, t.setting.units, width=h, experts=experts)
+        y = need((per_expert, inside, out))
+        of_weights = need((out, per_expert, inside), drawn=True, turned=True) + fresh - weights[0][1] * h
+        gradients = max(need((per_expert, out, inside), drawn=True), gx + of_weights)
+    backward = beside + repeated + arrives + gradients
+    return Row(name, (*x, *copies), weights, forward + y, backward, beside + repeated + gx + narrow, fresh)
 
 
 def norm(t: Terms, name: str, x: str, backward: int, after: int, width: int | None = None) -> Row:
@@ -147,7 +147,7 @@ def read(t: Terms, name: str) -> tuple[Tensors, int]:
     return ((seen, t.whole),), 0
 
 
-def last_of_branch(t: Terms, name: str, x: Tensors, inside: int, again: int = 0) -> list[Row]:
+def last_of_branch(t: Terms, name: str, x: Tensors, inside: int, repeated: int = 0) -> list[Row]:
     """The product that ends a branch, and its bias, which tp adds after the sum.
 
     Its result's gradient is that of the residual path, or a narrower copy of it, or what sequence parallelism has
@@ -155,7 +155,7 @@ def last_of_branch(t: Terms, name: str, x: Tensors, inside: int, again: int = 0)
     r, d, tp, own_bias = t.residual, t.shape.d_model, t.setting.tp, t.shape.bias and t.setting.tp == 1
     copy = t.products // t.cut * t.autocast
     arrives, gathered = (t.products, r + copy + t.gathering * t.products) if t.cut > 1 else (copy, 0)
-    row = product(t, name, x, inside, d, beside=r, arrives=arrives, again=again, bias=own_bias, forward=r)
+    row = product(t, name, x, inside, d, beside=r, arrives=arrives, repeated=repeated, bias=own_bias, forward=r)
     row = row._replace(backward=max(row.backward, gathered))
     size = d * t.wide
     later = Row(f"{name}.bias", (), ((f"{name}.bias", d),), r, r + size, r, size)
@@ -164,14 +164,14 @@ def last_of_branch(t: Terms, name: str, x: Tensors, inside: int, again: int = 0)
 
 def hidden_rows(
     t: Terms, prefix: str, x: Tensors, others: Tensors, hidden: int, beside: int, *, rows: int | None = None,
-    experts: int = 1, again: int = 0,
+    experts: int = 1, repeated: int = 0,
 ) -> tuple[list[Row], Tensors, int]:  # fmt: skip
     """up, gelu; or gate, silu, up, gate x up; then what the product "down" saves, and what backward makes again for it.
 
     `x`: what the first product saves of what all read, `others` what each other saves."""
     n, d = t.tokens if rows is None else rows, t.shape.d_model
     f, gx = n * hidden * t.narrow, n * d * t.narrow
-    into = partial(product, t, inside=d, out=hidden, rows=rows, experts=experts, again=again)
+    into = partial(product, t, inside=d, out=hidden, rows=rows, experts=experts, repeated=repeated)
     if not t.shape.gated:
         made = [
             into(f"{prefix}up", x, beside=beside),

@@ -104,6 +104,14 @@ class LayerTable:
         return max(saved + row.forward for saved, row in zip(self.saved_up_to, self.rows, strict=True))
 
     @cached_property
+    def backward(self) -> int:
+        """Bytes at the highest moment of its backward; a layer that kept its input alone has then run again."""
+        moments = [self.saved + self.result]
+        for saved, row in zip(self.saved_up_to, self.rows, strict=True):
+            moments += [saved + row.backward, saved - row.saved + row.after + row.fresh]
+        return max(moments)
+
+    @cached_property
     def frozen(self) -> tuple[int, int]:
         """(saved, besides) at the highest moment of a backward that makes no gradients of weights."""
         moments = zip(self.saved_up_to, self.rows, strict=True)

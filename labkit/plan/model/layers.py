@@ -74,12 +74,14 @@ def attention(t: Terms) -> list[Row]:
     heads, keys = shape.n_head // tp, max(1, shape.kv_heads // tp)
     a, k = heads * shape.width, keys * shape.width
     q_bytes, k_bytes = t.tokens * a * t.narrow, t.tokens * k * t.narrow
-    x, again = read(t, "norm1")
+    x, repeated = read(t, "norm1")
     rows = [
         entering(t, "norm1", "x, input of the block"),
-        product(t, "query", x, d, a, beside=r + t.whole, again=again),
-        product(t, "key", t.another(x), d, k, beside=r + q_bytes + t.whole, again=again, forward=q_bytes),
-        product(t, "value", t.another(x), d, k, beside=r + q_bytes + k_bytes, again=again, forward=q_bytes + k_bytes),
+        product(t, "query", x, d, a, beside=r + t.whole, repeated=repeated),
+        product(t, "key", t.another(x), d, k, beside=r + q_bytes + t.whole, repeated=repeated, forward=q_bytes),
+        product(
+            t, "value", t.another(x), d, k, beside=r + q_bytes + k_bytes, repeated=repeated, forward=q_bytes + k_bytes
+        ),
     ]
     names = ["query", "key", "value"]
     if shape.position == "rotary":
@@ -95,15 +97,15 @@ def latent_attention(t: Terms) -> list[Row]:
     q_lora, kv_lora, heads, rope = shape.q_lora or 0, shape.kv_lora or 0, shape.n_head, shape.rope_width
     wide, narrow = heads * (shape.width + rope), heads * shape.width
     q, v, c_q, c_kv = n * wide * h, n * narrow * h, n * q_lora * h, n * kv_lora * h
-    x, again = read(t, "norm1")
+    x, repeated = read(t, "norm1")
     x_query: Tensors = () if t.selective else (("query_norm [B,T,D]", c_q),)
     x_key: Tensors = () if t.selective else (("latent_norm [B,T,D]", c_kv),)
     rows = [
         entering(t, "norm1", "x, input of the block"),
-        product(t, "query_in", x, d, q_lora, beside=r + t.whole, again=again),
+        product(t, "query_in", x, d, q_lora, beside=r + t.whole, repeated=repeated),
         norm(t, "query_norm", "query_in", r + t.whole + 2 * c_q, r + t.whole, q_lora),
         product(t, "query", x_query, q_lora, wide, beside=r + t.whole),
-        product(t, "latent", t.another(x), d, kv_lora + rope, beside=r + q, again=again, forward=q),
+        product(t, "latent", t.another(x), d, kv_lora + rope, beside=r + q, repeated=repeated, forward=q),
         norm(t, "latent_norm", "latent of keys and values", r + q + 2 * c_kv, r + q, kv_lora),
         product(t, "key_value", x_key, kv_lora, 2 * narrow, beside=r + q, forward=q),
     ]
@@ -157,10 +159,10 @@ def plain_attention(t: Terms, saved: Tensors, heads: int, y: int) -> list[Row]:
 
 def mlp(t: Terms) -> list[Row]:
     """norm2 to down, through this rank's hidden units."""
-    hidden, (x, again) = t.shape.hidden // t.setting.tp, read(t, "norm2")
-    rows, made, remade = hidden_rows(t, "", x, t.another(x), hidden, t.residual, again=again)
+    hidden, (x, repeated) = t.shape.hidden // t.setting.tp, read(t, "norm2")
+    rows, made, last = hidden_rows(t, "", x, t.another(x), hidden, t.residual, repeated=repeated)
     first = entering(t, "norm2", "x + attention [B,T,D]")
-    return [first, *rows, *last_of_branch(t, "down", made, hidden, remade)]
+    return [first, *rows, *last_of_branch(t, "down", made, hidden, last)]
 
 
 def embedding(t: Terms) -> list[Row]:

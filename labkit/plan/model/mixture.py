@@ -26,23 +26,23 @@ def mixture(t: Terms) -> list[Row]:
     """norm2 to the sum of all experts that a token meets."""
     shape, r, out = t.shape, t.residual, t.products
     seen = f"norm2 [B,T,D]{', whole' * (t.cut > 1)}"
-    again = t.whole * (t.selective and t.cut == 1)  # norm2 is made again
-    rows = [entering(t, "norm2", "x + attention [B,T,D]"), *router(t, seen, again), *routed(t)]
+    repeated = t.whole * (t.selective and t.cut == 1)  # norm2 is made again
+    rows = [entering(t, "norm2", "x + attention [B,T,D]"), *router(t, seen, repeated), *routed(t)]
     if shape.n_shared:
         # the router has saved what they read, unless in other numbers
-        x: Tensors = ((seen, out),) if t.autocast or (t.exact > t.wide and not again) else ()
-        rows += expert(t, "shared.", x, t.another(x), shape.n_shared, r + out, again=again)
+        x: Tensors = ((seen, out),) if t.autocast or (t.exact > t.wide and not repeated) else ()
+        rows += expert(t, "shared.", x, t.another(x), shape.n_shared, r + out, repeated=repeated)
     return rows
 
 
-def router(t: Terms, seen: str, again: int) -> list[Row]:
+def router(t: Terms, seen: str, repeated: int) -> list[Row]:
     """Scores of all experts for each token, which of them are chosen, and their weights, in fp32 at least."""
     shape, n, k, e, exact = t.shape, t.tokens, t.shape.top_k, t.shape.n_expert, t.exact
     vectors, matrix, scores, weights = (count * exact for count in (n * shape.d_model, shape.d_model * e, n * e, n * k))
     cast = exact > t.wide
-    saves = ((seen, vectors),) * (cast or not again) + (("router in fp32", matrix),) * cast
+    saves = ((seen, vectors),) * (cast or not repeated) + (("router in fp32", matrix),) * cast
     beside = t.residual + t.whole  # gradients of the residual path, and of x as the experts see it
-    around = beside + again + scores + vectors * (1 + (t.setting.tp > 1)) + matrix
+    around = beside + repeated + scores + vectors * (1 + (t.setting.tp > 1)) + matrix
     size = shape.d_model * e
     rows = [
         Row("router", saves, (("router", size),), scores, around, beside + vectors + matrix * cast, size * t.wide),
@@ -61,9 +61,9 @@ def router(t: Terms, seen: str, again: int) -> list[Row]:
 def routed(t: Terms) -> list[Row]:
     """Copies of tokens, sent to the ranks of their experts, through these, back again and added up by weight."""
     setting, r, d, n, k, h, out = t.setting, t.residual, t.shape.d_model, t.tokens, t.shape.top_k, t.narrow, t.products
-    table, here = Load.of(t.shape).table(setting.rows, setting.seq, setting.ep), t.shape.n_expert // setting.ep
-    first = setting.ep_rank * here
-    loads = [sum(row[first + i] for row in table) for i in range(here)]
+    table, n_local = Load.of(t.shape).table(setting.rows, setting.seq, setting.ep), t.shape.n_expert // setting.ep
+    first = setting.ep_rank * n_local
+    loads = [sum(row[first + i] for row in table) for i in range(n_local)]
     kept, m = sum(table[setting.ep_rank]), sum(loads)
     sent, came = kept * d * h, m * d * h  # bytes of copies of tokens
     weights = n * k * t.exact
@@ -80,8 +80,8 @@ def routed(t: Terms) -> list[Row]:
             Row("copies, in order", places, (), alive + 2 * came, waiting + max(2 * came, came + 2 * sent)),
         ]
     x: Tensors = ((f"copies of tokens{', by expert' * (setting.ep > 1)}", came),)
-    size, done = -(-here // RUNS), 0
-    for begin in range(0, here, size):
+    size, done = -(-n_local // RUNS), 0
+    for begin in range(0, n_local, size):
         run = loads[begin : begin + size]
         ahead = came - (done + sum(run)) * d * h  # gradients of rows of the runs that go backward first
         rows += [
@@ -103,11 +103,13 @@ def routed(t: Terms) -> list[Row]:
 
 def expert(
     t: Terms, prefix: str, x: Tensors, others: Tensors, width: int, beside: int, *, rows: int | None = None,
-    experts: int = 1, again: int = 0,
+    experts: int = 1, repeated: int = 0,
 ) -> list[Row]:  # fmt: skip
     """up to down of MLPs that are `width` times as wide as one expert."""
     hidden = width * t.shape.expert_hidden // t.setting.tp
-    made, saves, remade = hidden_rows(t, prefix, x, others, hidden, beside, rows=rows, experts=experts, again=again)
+    made, saves, remade = hidden_rows(
+        t, prefix, x, others, hidden, beside, rows=rows, experts=experts, repeated=repeated
+    )
     d, down = t.shape.d_model, f"{prefix}down"
-    last = product(t, down, saves, hidden, d, beside=beside, again=remade, rows=rows, experts=experts)
+    last = product(t, down, saves, hidden, d, beside=beside, repeated=remade, rows=rows, experts=experts)
     return [*made, last]
