@@ -156,9 +156,14 @@ units of experts come and go inside a block, when the last message between stage
 copied while gradients arrive, are known to one tensor, which in these small models is up to a fiftieth of all."""
 
 
-def near(seen, layout, recipe):
-    """Bytes by which the law's peak may differ; what is held between steps is exact."""
-    return NEAR * seen.peak * (recipe.strategy == "zero3" or layout.pp > 1 or recipe.offload)
+def hold_to_law(seen, layout, recipe, loose=LOOSE):
+    """What is held between steps is exact, the peak within `loose` bytes, or NEAR it where a moment is not known."""
+    apart = abs(seen.predicted.total - seen.peak)
+    is_known = recipe.strategy != "zero3" and layout.pp == 1 and not recipe.offload
+    assert apart <= max(loose, 0 if is_known else NEAR * seen.peak), seen
+    assert abs(seen.predicted["optimizer"] - seen.memory["optimizer"]) <= 64
+    if recipe.strategy != "zero3" or apart <= loose:  # otherwise another moment, with other units whole
+        assert abs(seen.predicted["parameters"] - seen.memory["parameters"]) <= 64
 
 
 LAWS = [
@@ -221,7 +226,7 @@ MORE_LAWS = [
     [*LAWS, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_LAWS if case not in LAWS)],
     ids=str,
 )
-def test_the_law_counts_experts_to_the_byte(name, layout, strategy, more):
+def test_the_law_counts_experts(name, layout, strategy, more):
     """Bugs that were there: one gradient for all experts in the place of one after another, rows of the mean load on
     each rank, weights of experts gathered as long as those of their block, two optimizers that step at once, indices
     and what a router holds left out; gpipe's second backward, beside the gradients of the first, left out; under
@@ -235,9 +240,7 @@ def test_the_law_counts_experts_to_the_byte(name, layout, strategy, more):
         config = replace(config, seq=config.seq + 1)
     for rank in {0, layout.size - 1}:
         seen = rehearse(config, layout, recipe, rank)
-        assert abs(seen.predicted.total - seen.peak) <= loose + near(seen, layout, recipe), (rank, seen)
-        for kind in ("parameters", "optimizer"):
-            assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
+        hold_to_law(seen, layout, recipe, loose)
 
 
 IN_HALVES = [
@@ -284,11 +287,7 @@ def test_the_law_counts_experts_beside_attention_over_ranks(case, more):
     recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **options)
     for rank in {0, layout.size - 1}:
         seen = rehearse(CONFIGS[name], layout, recipe, rank)
-        assert abs(seen.predicted.total - seen.peak) <= (
-            LOOSE + near(seen, layout, recipe) if more < 3 else NEAR * seen.peak
-        ), seen
-        for kind in ("parameters", "optimizer"):
-            assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
+        hold_to_law(seen, layout, recipe, LOOSE if more < 3 else NEAR * seen.peak)
 
 
 IN_GROUPS = [
@@ -310,15 +309,13 @@ IN_GROUPS = [
     [pytest.param(*case, marks=pytest.mark.rest if k else ()) for k, case in enumerate(IN_GROUPS)],
     ids=str,
 )
-def test_the_law_counts_muon_and_parameter_groups_of_experts_to_the_byte(name, layout, strategy, more):
+def test_the_law_counts_muon_and_parameter_groups_of_experts(name, layout, strategy, more):
     """Would catch a router or an expert that AdamW keeps two moments of, pieces of experts that go to owners along all
     of dp, and two steps of Muon whose matrices are gathered at the same time."""
     recipe = Recipe(strategy, batch_size=8, bucket_bytes=2**18, **more)
     for rank in range(layout.size):
         seen = rehearse(CONFIGS[name], layout, recipe, rank)
-        assert abs(seen.predicted.total - seen.peak) <= LOOSE + near(seen, layout, recipe), (rank, seen)
-        for kind in ("parameters", "optimizer"):
-            assert abs(seen.predicted[kind] - seen.memory[kind]) <= 64, kind
+        hold_to_law(seen, layout, recipe)
         here = Rank(ModelShape.of(CONFIGS[name]), layout, recipe, rank, "cpu")
         for axis, part in ((recipe.axes[0], 0), ("expert_dp", 1)):
             pieces, _ = sent_over(here.matrix_steps(part))
