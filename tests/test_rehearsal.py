@@ -238,7 +238,7 @@ IN_GROUPS = [
 
 
 @pytest.mark.parametrize(("layout", "recipe"), IN_GROUPS, ids=str)
-def test_the_law_counts_muon_shampoo_and_parameter_groups_to_the_byte(layout, recipe):
+def test_the_law_counts_muon_shampoo_and_parameter_groups(layout, recipe):
     """Bugs: padding of one group's flat buffer for all, momentum counted twice, a gathered matrix, a square of its
     smaller side, an owner's factors or a turned slice forgotten in the step."""
     for rank in range(layout.size):
@@ -252,7 +252,7 @@ def test_the_law_counts_muon_shampoo_and_parameter_groups_to_the_byte(layout, re
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "mix", "way"), ALL_MIXED)
-def test_the_law_counts_mixed_precision_to_the_byte(strategy, mix, way):
+def test_the_law_counts_mixed_precision(strategy, mix, way):
     """Bugs: masters counted as parameters, 1/n of the gradients as nobody's, half gradients widened in every unit of
     ZeRO-3 (amp), the numbers a row of a tensor-parallel loss forgotten."""
     layout, recipe = mixed(strategy, mix, way)
@@ -332,7 +332,7 @@ FEWER = [
 
 @pytest.mark.rest
 @cases(("config", "layout", "choices"), FEWER[:-1])
-def test_the_law_counts_gradients_on_their_way_and_what_is_remembered_to_the_byte(config, layout, choices):
+def test_the_law_counts_gradients_on_their_way_and_what_is_remembered(config, layout, choices):
     """Bugs: codes that are thought gone before the last bucket has come, what is remembered of the sums forgotten, and
     the bucket that is in fp32 for a moment."""
     for bucket_bytes in (2**18, 2**25):
@@ -363,7 +363,7 @@ SHARDED = [
 
 @pytest.mark.slow
 @cases(("config", "layout", "choices"), SHARDED)
-def test_the_law_counts_groups_and_units_that_stay_whole_to_the_byte(config, layout, choices):
+def test_the_law_counts_groups_and_units_that_stay_whole(config, layout, choices):
     """Bugs: state that is shared by all of dp and not by a group, units that are freed before the last micro-batch in
     flight, or that stay whole in the optimizer's step; blocks that are not looked at one by one and forgotten."""
     for rank in range(layout.pp):
