@@ -54,7 +54,7 @@ def left(group: Group, moment: Moment) -> tuple[int, int]:
     return (group.sent(full - moment.leaves), group.buckets[full - 1].padded) if full else (0, 0)
 
 
-def waiting(group: Group, last: int, passes: int, finished: bool) -> Held:
+def waiting_gradients(group: Group, last: int, passes: int, finished: bool) -> Held:
     """Where each pass sends: 1/n of the gradients, and until the step ends `last` elements on their way, with 1/n of
     them that a later pass adds."""
     if not passes:

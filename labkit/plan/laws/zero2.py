@@ -10,7 +10,7 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.
 from __future__ import annotations
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets, left, waiting
+from labkit.plan.laws.in_buckets import InBuckets, left, waiting_gradients
 from labkit.plan.laws.strategy import Amounts, Held, Moment
 from labkit.plan.partition.stage import Group
 
@@ -37,7 +37,7 @@ class ZeRO2Law(InBuckets):
 
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """1/n of the gradients, and the last bucket on its way."""
-        return waiting(group, group.buckets[-1].padded, passes, finished)
+        return waiting_gradients(group, group.buckets[-1].padded, passes, finished)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """This rank's part of the gradients, and buckets that fill and that are on their way."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import waiting
+from labkit.plan.laws.in_buckets import waiting_gradients
 from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
@@ -73,7 +73,7 @@ class ZeRO3Law(OneGroup):
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """1/n of the gradients, and the last unit's on their way; without resharding all units may be `whole`."""
         weights = (sum(group.units) + group.staying) * choices.gathered_bytes * whole
-        return waiting(group, group.last_unit, passes, finished)._replace(weights=weights)
+        return waiting_gradients(group, group.last_unit, passes, finished)._replace(weights=weights)
 
     def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
         """A part of each layer, and of a weight that several layers use."""

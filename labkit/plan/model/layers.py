@@ -186,7 +186,7 @@ def head(t: Terms) -> list[Row]:
     return [entering(t, "norm", "x, input of the head"), product(t, HEAD, x, d, words, beside=0, bias=False)]
 
 
-def loss(t: Terms) -> list[Row]:
+def loss_rows(t: Terms) -> list[Row]:
     """Cross-entropy in fp32 at least; over tp ranks each has the exponentials of its words."""
     numel = t.tokens * (t.shape.vocab // t.setting.tp)
     logits, wide = numel * t.narrow, numel * t.exact
@@ -199,4 +199,4 @@ def loss(t: Terms) -> list[Row]:
     return [Row("loss", saves, (), logits + 4 * t.tokens * t.exact, t.tokens * t.exact + wide + logits * cast)]
 
 
-ENDS = MappingProxyType({"embedding": embedding, "head": head, "loss": loss})
+ENDS = MappingProxyType({"embedding": embedding, "head": head, "loss": loss_rows})

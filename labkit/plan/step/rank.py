@@ -203,7 +203,7 @@ class Rank:
 
     def kept_for_weights(self, stage: Stage, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
-        weight (under autocast some are narrower), and what B has computed again.
+        weight (under autocast some are narrower), and what B has computed rerun.
 
         0 on the first stage, where W does the whole backward (labkit.parallel.pipeline)."""
         if number == 0:
@@ -214,8 +214,8 @@ class Rank:
         block = tokens * dense * wide
         if shape.n_expert:
             block = tokens * (3 * d + 3 * d // tp) * wide + self.arrived_in_mixture()
-        again = self.stage(number, replace(self.setting, recompute="none")).held - stage.held
-        return arrived + stage.count("block") * block + again
+        rerun = self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+        return arrived + stage.count("block") * block + rerun
 
     def arrived_in_mixture(self) -> int:
         """Bytes of the gradients that arrive at the router and at the linears of a mixture, with a balanced load."""
