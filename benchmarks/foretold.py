@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import machine
 
 from labkit.plan.breakdown import KINDS
+from labkit.plan.job.recipe import Recipe, check
+from labkit.plan.job.stages import check_plan
+from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.memory import predict_memory
 from labkit.plan.step.rank import fullest_ranks
-from labkit.plan.job.recipe import Recipe, check
-from labkit.plan.model.shape import ModelShape
-from labkit.plan.job.stages import check_plan
 from labkit.rehearsal import rehearse
 from labkit.train.config import GPTConfig
 

@@ -213,8 +213,8 @@ def foretold(found: Any) -> list[str]:
         for part in parts
     ]  # fmt: skip
     return [
-        "How far the bytes at the highest moment are from those of a rehearsal, which is exact, without the sign. A job "
-        "is drawn by its number: shape, layout and recipe. It stands in the row of each mechanism that it uses.",
+        "How far the bytes at the highest moment are from those of a rehearsal, which is exact, without the sign. A "
+        "job is drawn by its number: shape, layout and recipe. It stands in the row of each mechanism that it uses.",
         "",
         *table(("mechanism", "jobs", "to the byte", "median", "nine in ten", "worst"), rows),
         "",

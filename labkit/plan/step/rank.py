@@ -203,7 +203,7 @@ class Rank:
 
     def kept_for_weights(self, stage: Stage, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
-        weight (under autocast some are narrower), and what B has computed rerun.
+        weight (under autocast some are narrower), and what B has computed again.
 
         0 on the first stage, where W does the whole backward (labkit.parallel.pipeline)."""
         if number == 0:
