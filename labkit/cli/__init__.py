@@ -55,6 +55,7 @@ class Benchmark(StrEnum):
     held = "held"
     planner = "planner"
     published = "published"
+    foretold = "foretold"
     rehearsal = "rehearsal"
     labs = "labs"
     classroom = "classroom"

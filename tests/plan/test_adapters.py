@@ -10,7 +10,7 @@ from torch import nn
 
 from labkit import GPT, GPTConfig, LoRALinear, MemoryProbe, ModelShape, inject_lora
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.step.adapters import (
     LINEARS,
     TARGETS,

@@ -11,7 +11,7 @@ from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.plan.job.recipe import TWO_STAGES, Recipe
 from labkit.plan.model.cut_attention import CONTEXTS
-from labkit.plan.model.ops import RECOMPUTE
+from labkit.plan.model.setting import RECOMPUTE
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.bytes_sent import sent_per_step
 from labkit.train.config import GPTConfig

@@ -12,9 +12,11 @@ from labkit.parallel.context import gathered_attention, ring_attention
 from labkit.plan.laws import context
 from labkit.plan.laws.context import crossover, exchange_s, fastest, hides_from, seconds, sent
 from labkit.plan.machine.link import Link
-from labkit.plan.model.context_memory import Reach
+from labkit.plan.model.context_memory import attend
 from labkit.plan.model.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
-from labkit.plan.model.tape import OTHER, Tape
+from labkit.plan.model.layer_rows import Terms
+from labkit.plan.model.setting import Setting
+from labkit.plan.model.sizes import Sizes
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
@@ -80,16 +82,16 @@ def test_latent_attention_counts_the_numbers_that_its_queries_and_keys_have_more
         link = (FAST,) if law is exchange_s else ()
         assert law(kind, latent, *link) == law(kind, even, *link)
     assert (held_bytes(latent), latent.flops) == (held_bytes(even), even.flops)
-    tapes, kept = [Tape(), Tape()], list[int]()
-    for tape, layer in zip(tapes, (latent, even), strict=True):
-        wide = layer.width + layer.rope_width
-        q, k, v = (tape.enter(16 * layer.tokens * numbers, word) for numbers in (wide, wide, layer.width))
-        y = Reach(tape, kind, layer).attend(q, k, v)
-        kept.append(tape.total)
-        grads = y.node.run(tape.new(0, OTHER))
-        assert grads
-    assert y.numel == 16 * even.tokens * even.width
-    assert kept[0] == kept[1]
+    setting = Setting(1, 2**13, way={2: "half", 4: "fp32"}[word], cp=4, context=kind)
+    tables = []
+    for width, rope_width in ((128, 64), (160, 0)):
+        t = Terms(
+            Sizes(1, 2048, 16, 256, 2**15, head_width=width, q_lora=512, kv_lora=512, rope_width=rope_width), setting
+        )
+        values = 16 * 2**13 * width * word
+        saved = (("query", values + 16 * 2**13 * rope_width * word),) * 2
+        tables.append(attend(t, (*saved, ("value", values)), 16, 16))
+    assert tables[0].saved == tables[1].saved
 
 
 def test_the_best_way_changes_with_length_heads_and_link():

@@ -14,7 +14,7 @@ from labkit.plan.machine.efficiency import IDEAL
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.pocket.scaling import bottlenecks, scaling

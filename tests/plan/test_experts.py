@@ -21,7 +21,8 @@ from labkit.plan.partition.matrices import busiest_flops
 from labkit.plan.search.compared_with_published import Compared, experts_table
 from labkit.plan.search.published import published_runs
 from labkit.plan.search.search import layouts, plans
-from labkit.plan.step.memory import Walk, predict_memory
+from labkit.plan.step.memory import peak_bytes, predict_memory
+from labkit.plan.step.rank import Rank
 from labkit.plan.step.time import StepTime, predict_step
 from labkit.view.plans import spent
 
@@ -114,14 +115,14 @@ def test_parameters_and_flops_are_those_of_torch_modules(data):
 def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep):
     """Would catch experts whose state is shared by all of dp (too little is held), or by ep of its ranks."""
     n, layout = 8, Layout(8, ep=ep)
-    weights, gradients, state, *_ = Walk(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").base()
+    weights, gradients, state, *_ = Rank(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").base()
     experts = SMALL.parameters["experts"] / ep
     rest = SMALL.n_params - SMALL.parameters["experts"]
     shared = rest / n + experts / (n // ep)
     whole = rest + experts
     assert weights == 4 * (shared if strategy == "zero3" else whole)
     assert gradients == (4 * whole if strategy == "ddp" else 0)
-    count = 4 * len(Walk(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").owned())  # Adam's count of steps
+    count = 4 * len(Rank(SMALL, layout, Recipe(strategy, batch_size=8), 0, "cuda").owned())  # Adam's count of steps
     assert state - count == 8 * (whole if strategy == "ddp" else shared)
 
 
@@ -129,16 +130,16 @@ def test_parameters_gradients_and_state_are_shared_along_two_groups(strategy, ep
 @pytest.mark.parametrize(
     "layout", [Layout(4, ep=4), Layout(4, 2, ep=2), Layout(2), Layout(2, tp=2, ep=2), Layout(2, cp=2, ep=2)]
 )
-def test_the_cheap_bounds_hold_the_walk_between_them(strategy, layout):
+def test_the_cheap_bounds_hold_the_peak_between_them(strategy, layout):
     """Would catch a search that refuses a plan with experts that fits, or keeps one that does not."""
     shape = SMALL.changed(n_layer=20, n_dense=1, n_shared=1, balance="bias")
     ways = [("none", "adamw"), ("selective", "adamw"), ("full", "adamw"), ("none", "muon")]
     for recompute, optimizer in ways:
         recipe = Recipe(strategy, batch_size=8, n_micro=2, recompute=recompute, precision="bf16", optimizer=optimizer)
         for rank in range(0, layout.size, layout.size // layout.pp or 1):
-            walk = Walk(shape, layout, recipe, rank, "cuda")
-            least, most = walk.bounds()
-            assert least <= sum(walk.walk().top) <= most
+            local = Rank(shape, layout, recipe, rank, "cuda")
+            least, most = local.bounds()
+            assert least <= peak_bytes(local) <= most
 
 
 class Mixture(nn.Module):
@@ -239,8 +240,9 @@ def test_tp_cuts_every_expert_and_neither_tokens_nor_their_way():
 def test_tp_leaves_a_rank_its_part_of_every_expert(tp):
     """Would catch experts that are whole on each rank, and a router that is cut."""
     layout, recipe = Layout(2, tp=tp, ep=2), Recipe("ddp", batch_size=2)
-    stage, whole = (Walk(SMALL, lay, recipe, 0, "cpu").stages[0] for lay in (layout, Layout(2, ep=2)))
-    assert tp * stage.part(True).numel == whole.part(True).numel == SMALL.parameters["experts"] / 2
+    stage, whole = (Rank(SMALL, lay, recipe, 0, "cpu").stages[0] for lay in (layout, Layout(2, ep=2)))
+    part, all_parts = (sum(one.numel for one in one_rank.part(True)) for one_rank in (stage, whole))
+    assert tp * part == all_parts == SMALL.parameters["experts"] / 2
     assert all(dict(layer.sizes).get("router", 32 * 8) == 32 * 8 for layer in stage.params)
 
 

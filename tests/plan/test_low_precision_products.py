@@ -1,12 +1,11 @@
-"""Products in 8 bits on a tape of shadows against the real ones under a MemoryProbe, for sides of any length."""
+"""The law of products in 8 bits against the real ones under a MemoryProbe, for sides of any length."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from labkit.plan.model.low_precision_products import multiplied
-from labkit.plan.model.tape import OTHER, Tape
+from labkit.plan.model.low_precision_products import needs
 from labkit.probe.memory import MemoryProbe
 from labkit.train.fp8 import SCALINGS
 from tests.cases import cases
@@ -25,6 +24,5 @@ def test_a_product_holds_what_the_law_says_whatever_its_sides(units, role, size)
     a, b = torch.ones(m, k).bfloat16(), torch.ones(n, k).bfloat16()
     with MemoryProbe(nn.Module()) as probe:
         multiply(role, a, b)
-    tape = Tape()
-    multiplied(tape, units, size, 2, OTHER, drawn=role != "y", turned=role == "gw")
-    assert 0 <= probe.peak.total - sum(tape.mark()) <= SINGLE * (units in ("delayed", "nvfp4"))
+    law = needs(units, size, 2, drawn=role != "y", turned=role == "gw")
+    assert 0 <= probe.peak.total - law <= SINGLE * (units in ("delayed", "nvfp4"))

@@ -1,4 +1,4 @@
-"""Predicted memory against a probe on real steps of labkit's own strategies: within 2%, mostly to 0.01%."""
+"""Predicted memory against a probe on real steps of labkit's own strategies: within 2%."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def odd(config: GPTConfig, recipe: Recipe) -> bool:
     ids=lambda each: str(each)[:70],
 )
 def test_one_process_holds_what_was_predicted(config, recipe):
-    """Would catch a tensor that is forgotten or counted twice anywhere in a step: total within 2%, mostly to 0.01%."""
+    """Would catch a tensor that is forgotten or counted twice anywhere in a step: total within 2%."""
     (seen,) = run_threads(measured, 1, config, recipe, Layout())
     predicted = predict_memory(config, Layout(), recipe)
     assert predicted.total == pytest.approx(sum(seen), rel=CLOSE), (dict(predicted), seen)

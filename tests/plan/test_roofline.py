@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from labkit.plan.machine.efficiency import IDEAL
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.step.compute_time import seconds_of
 from labkit.plan.step.roofline import attainable, operations, ridge, setting_in, sheet_ridge

@@ -58,7 +58,7 @@ def test_every_kept_plan_fits_and_is_what_the_predictions_say(large):
 
 
 def test_every_plan_that_was_refused_for_its_memory_would_not_fit(large):
-    """Would catch a bound that is too careful: the plan is walked to the end here."""
+    """Would catch a bound that is too careful: the highest moment of the plan is looked for here."""
     room = H100.memory_bytes.value * (1 - HEADROOM)
     tight = sorted((plan for plan in large if plan.needs_bytes), key=lambda plan: plan.needs_bytes)
     assert tight

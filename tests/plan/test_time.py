@@ -12,7 +12,7 @@ from labkit.plan.job.stages import state_params
 from labkit.plan.machine.collectives import seconds
 from labkit.plan.machine.efficiency import IDEAL
 from labkit.plan.machine.hardware import Hardware, line_of
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.time import mfu, predict_step

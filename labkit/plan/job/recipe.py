@@ -21,7 +21,7 @@ from labkit.plan.laws.schedules import ScheduleLaw
 from labkit.plan.laws.sent_gradients import WAYS
 from labkit.plan.laws.strategy import Strategy
 from labkit.plan.model.cut_attention import CONTEXTS
-from labkit.plan.model.ops import RECOMPUTE
+from labkit.plan.model.setting import RECOMPUTE
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import Grouping
 from labkit.plan.partition.layout import Layout
@@ -199,8 +199,13 @@ class Recipe:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a weight, and of what flows between layers (ZeRO-3 gathers, and computes, in `products`)."""
+        """Bytes of a weight as a rank keeps it."""
         return self.precision_law.weight_bytes
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of a number that flows between layers, and of a weight that ZeRO-3 gathers."""
+        return 2 if self.precision_law.casts and self.strategy_law.computes_gathered else self.weight_bytes
 
     @property
     def gradient_bytes(self) -> int:

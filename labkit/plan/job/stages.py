@@ -6,19 +6,15 @@ micro-batches in flight    of stage and micro-batch, on each rank: the law of ea
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 from labkit.plan.job.recipe import Recipe, refusals
+from labkit.plan.job.turns import turns
 from labkit.plan.laws import experts
-from labkit.plan.laws.schedules import LAWS
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.schedules.schedule import Action, needs
 
 
 def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
@@ -79,89 +75,14 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
     The law of the schedule says it (labkit.plan.laws.schedules), or the fullest moment of its program."""
     p, m, v, held = layout.pp, recipe.n_micro, recipe.stages_per_rank, recipe.schedule_law.held
     if held is None:
-        return list(fullest_moments(recipe.schedule, p, m, v, place)[0].held)
+        return list(max((turn.held for turn in turns(recipe.schedule, p, m, v, place)), key=sum))
     return list(held(p, m, v, place))
 
 
-class Moment(NamedTuple):
-    """What a rank holds as it begins an action, for each of its stages: micro-batches between F and W, those of them
-    that wait for W, and those that are done. `stage` is the index of the action's stage; `sent` are messages to other
-    ranks that nothing which came back has proved delivered (labkit.parallel.pipeline keeps these)."""
-
-    held: tuple[int, ...]
-    waiting: tuple[int, ...]
-    done: tuple[int, ...]
-    stage: int
-    sent: int = 0
-
-    def weigh(self, weights: Iterable[tuple[int, int]], message: int = 0) -> int:
-        """The bytes of it, where `weights` has those of a held one and what a waiting one holds more, by stage, and
-        `message` are those of a message."""
-        rows = zip(self.held, self.waiting, weights, strict=True)
-        return self.sent * message + sum(
-            held * n_bytes + waiting * waiting_bytes for held, waiting, (n_bytes, waiting_bytes) in rows
-        )
-
-
-@lru_cache(maxsize=1024)
-def fullest_moments(
-    schedule: str,
-    p: int,
-    m: int,
-    v: int,
-    place: int,
-    weights: tuple[tuple[int, int], ...] = (),
-    message: int = 0,
-    gradients: tuple[int, ...] = (),
-) -> tuple[Moment, tuple[Moment, ...]]:
-    """(the fullest moment of a forward, that of a backward of each stage) in the program of a rank.
-
-    For schedules that cut a backward in two; `weights` and `message` as in `Moment.weigh`, otherwise pairs count;
-    `gradients` are the bytes, by stage, that are there once a micro-batch is done. A forward is weighed with its own
-    micro-batch. Of the first stage, whose B has nothing to do, the backward is its W. More micro-batches than fill the
-    pipeline change nothing, so that no more are looked at."""
-    weights, gradients = weights or ((1, 0),) * v, gradients or (0,) * v
-
-    def most(among: Iterable[Moment]) -> Moment:
-        def size(moment: Moment) -> tuple[int, tuple[int, ...]]:
-            there = sum(n_bytes for n_bytes, done in zip(gradients, moment.done, strict=True) if done)
-            return moment.weigh(weights, message) + there, moment.done  # of equals the one with gradients
-
-        return max(among, key=size)
-
-    law = LAWS[schedule]
-    if law.held is not None:  # a search asks for thousands
-        fullest = Moment((min(m, p),), (min(place, m - 1),), (max(0, m - p),), 0)
-        later = Moment((m - 1,), (place,), (1,), 0)  # with fewer micro-batches, after the first W
-        return fullest, (most((fullest, later) if place + 1 < m <= p else (fullest,)),)
-    m = min(m, 6 * p)
-    stages, programs = list(law.stages_on(place, p, v)), law.make(p, m, v)
-    at = {action: k for program in programs.programs for k, action in enumerate(program)}
-    held, waiting, done = [0] * v, [0] * v, [0] * v
-    sent = list[tuple[int, int]]()  # to which rank, needed at which position of its program
-    moments: dict[tuple[str, int], list[Moment]] = defaultdict(list)
-    for action in programs.programs[place]:
-        kind, stage, micro = action
-        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage):
-            home = programs.rank_of(maker.stage, micro)
-            sent = [(to, when) for to, when in sent if to != home or when > at[maker]]
-        k, onward = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
-        held[k] += kind == "F"
-        waiting[k] -= kind == "W"
-        moments[kind, k].append(Moment(tuple(held), tuple(waiting), tuple(done), k, len(sent)))
-        waiting[k] += kind == "B"
-        held[k] -= kind == "W"
-        done[k] += kind == "W"
-        if 0 <= onward < programs.n_stages and (home := programs.rank_of(onward, micro)) != place:
-            sent.append((home, at[Action(kind, onward, micro)]))
-    forward = most(moment for k in range(v) for moment in moments["F", k])
-    return forward, tuple(most(moments["B" if stage else "W", k]) for k, stage in enumerate(stages))
-
-
-def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
-    """Some ranks of which one holds most: that of the first stages, with the most micro-batches in flight; of the last,
-    with the logits; and between them, of those with as many blocks and a full pipeline or not, the first and the
-    last."""
+def fullest_places(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Some ranks of which one holds most, without what owners of whole matrices keep: that of the first stages, with
+    the most micro-batches in flight; of the last, with the logits; and between them, of those with as many blocks and a
+    full pipeline or not, the first and the last."""
     p, v = layout.pp, recipe.stages_per_rank
     blocks = blocks_of(shape, recipe.n_stages(p))
 
@@ -176,7 +97,7 @@ def fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
 
 
 def way_of(recipe: Recipe) -> str:
-    """The name of the way in which layers are run, one of labkit.plan.model.ops.WAYS."""
+    """The name of the way in which layers are run, one of labkit.plan.model.setting.WAYS."""
     casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered
     return "half" if casts else recipe.precision_law.way
 

@@ -17,56 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.keeper import Keeper
-from labkit.plan.laws.strategy import State
+from labkit.plan.laws.strategy import Moment, State
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.tape import OTHER, Bytes
-from labkit.plan.partition.buckets import Bucket, Live
-
-
-class SentKeeper(Keeper):
-    """DDP over more than one rank with gradients that travel as a copy of `element_bytes` each."""
-
-    in_place, last_differs = False, True
-    element_bytes = 2.0
-    longer: tuple[Bucket, int] | None = None
-    middle = 0
-
-    def cut(self, bucket_bytes: int) -> list[Bucket]:
-        """The buckets, as DDP's; `most` elements fill one."""
-        self.most = bucket_bytes // self.sums
-        return super().cut(bucket_bytes)
-
-    def numel_of(self, bucket: Bucket) -> int:
-        """Elements of a bucket, those of blocks that are not walked included."""
-        return bucket.numel + (self.longer[1] if self.longer and self.longer[0] is bucket else 0)
-
-    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
-        """A bucket is complete: its copy is made and leaves; `extra` is alive besides."""
-        live.add(OTHER, 2 * self.numel_of(bucket))
-        live.see(extra, when)
-
-    def between(self, live: Live, numel: int) -> None:
-        """Blocks that are not walked fill the bucket that is open now; others of theirs have left, and wait."""
-        if self.sending:
-            bucket = self.buckets[min(self.next, len(self.buckets) - 1)]
-            fit = min(numel, max(0, self.most - bucket.numel))
-            self.longer = bucket, fit
-            self.middle = int((numel - fit) * self.element_bytes)
-            live.add(OTHER, self.middle)
-
-    def finish(self, live: Live) -> None:
-        """Bucket after bucket arrives and is widened; its copy is freed."""
-        for bucket in self.buckets:
-            live.add(OTHER, -2 * self.numel_of(bucket))
-        live.add(OTHER, -self.middle)
-        self.middle = 0
+from labkit.plan.partition.stage import Group
 
 
 class InBf16:
     """Gradients in bf16: what they exclude, how wide they travel, and how long that takes."""
 
-    name, coding_bytes, keeper = "bf16", 12, SentKeeper
+    name, coding_bytes = "bf16", 12
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Gradients that are no wider."""
@@ -79,6 +38,14 @@ class InBf16:
 
     def remembered_bytes(self, numel: int, n: int, width: int) -> int:
         """None: what rounding cuts off is lost."""
+        return 0
+
+    def holds(self, group: Group, moment: Moment) -> int:
+        """A copy of each bucket that is full."""
+        return 2 * group.sent(group.full(moment.arrived))
+
+    def decoding(self, group: Group) -> int:
+        """Nothing: one bucket after another is widened where it will be summed."""
         return 0
 
     def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:

@@ -87,6 +87,10 @@ class Choices(Protocol):
         """Bytes of a weight."""
 
     @property
+    def gathered_bytes(self) -> int:
+        """Bytes of a weight as layers compute with it, and so of one that ZeRO-3 gathers."""
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient as it is added up."""
 

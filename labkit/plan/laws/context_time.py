@@ -22,7 +22,7 @@ from labkit.plan.laws.context import exchange_s, unhidden_s
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CutAttention
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 

@@ -9,17 +9,16 @@ How gradients travel is a choice of its own: sent_gradients.py. Source: Li et al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
-from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.sent_gradients import WAYS
-from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work
+from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.buckets import Params
 from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.stage import Group
 
 
 class DDPLaw(OneGroup):
@@ -36,23 +35,23 @@ class DDPLaw(OneGroup):
             yield "offload moves the shard that a rank steps on, and ddp has none: take a strategy that cuts the state"
         yield from WAYS[choices.gradients].excludes(choices)
 
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """Gradients live in their buckets; a copy of those that travel in fewer bytes comes and goes."""
-        kind = WAYS[choices.gradients].keeper if n > 1 else Keeper
-        return kind(
-            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
-            choices.grouping,
-        )  # fmt: skip
+    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+        """Nothing: its buckets are there all the time. In the last pass copies of those that travel in fewer bytes."""
+        if not moment.last or group.n == 1:
+            return Held()
+        return Held(other=WAYS[choices.gradients].holds(group, moment))
 
-    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
+    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+        """Nothing."""
+        return Held()
+
+    def decoding(self, group: Group, choices: Choices) -> int:
+        """What the gradients' way needs."""
+        return WAYS[choices.gradients].decoding(group) if group.n > 1 else 0
+
+    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
         """Every parameter."""
-        return tuple((choices.grouping.of_weight(name), size) for layer in layers for name, size in layer.sizes)
-
-    def left(self, n: int) -> float:
-        """None: their memory is there all the time."""
-        return 0.0
+        return group.tensors
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """The gradient that was made last, and copies of all that travel in fewer bytes."""

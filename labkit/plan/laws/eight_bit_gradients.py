@@ -18,12 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from labkit.plan.laws.bf16_gradients import SentKeeper
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import State
+from labkit.plan.laws.strategy import Moment, State
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.tape import NOTHING, OTHER, Bytes, plus
-from labkit.plan.partition.buckets import Bucket, Live
+from labkit.plan.partition.stage import Group
 
 TILE = 256
 """Numbers that share a unit."""
@@ -63,54 +61,10 @@ class Coded(NamedTuple):
         return -(-self.numel // self.n // TILE)
 
 
-class CodedKeeper(SentKeeper):
-    """DDP over more than one rank with gradients that travel in 8 bits."""
-
-    element_bytes = 1 + UNIT_BYTES / TILE
-    leaving: Bucket | None = None
-
-    def coded(self, bucket: Bucket) -> Coded:
-        """The sizes of a bucket's codes."""
-        return Coded(self.numel_of(bucket), self.n)
-
-    def send(self, live: Live, bucket: Bucket, extra: Bytes, when: str) -> None:
-        """A bucket is complete: its codes are made and leave; `extra` is alive besides."""
-        self.turn(live, extra, when)
-        coded, self.leaving = self.coded(bucket), bucket
-        _see(live, extra, self.n * (coded.part + coded.message) + coded.units, when)
-        live.add(OTHER, 2 * self.n * coded.message)
-        live.see(extra, when)
-
-    def turn(self, live: Live, extra: Bytes, when: str) -> None:
-        """The codes of the bucket before have come: they are decoded and added up, and the sum leaves as codes."""
-        if self.leaving is None:
-            return
-        coded, self.leaving = self.coded(self.leaving), None
-        live.add(OTHER, -self.n * coded.message)  # what was sent
-        _see(live, extra, self.n * coded.part + max(coded.units, coded.part), when)
-        live.add(OTHER, coded.message)
-
-    def finish(self, live: Live) -> None:
-        """Bucket after bucket arrives and is decoded; its codes are freed."""
-        when = "the gradients' way"
-        self.turn(live, NOTHING, when)
-        for bucket in self.buckets:
-            coded = self.coded(bucket)
-            live.add(OTHER, -coded.message)
-            _see(live, NOTHING, self.n * coded.part + coded.units, when)
-            live.add(OTHER, -self.n * coded.message)
-        live.add(OTHER, -self.middle)
-        self.middle = 0
-
-
-def _see(live: Live, extra: Bytes, n_bytes: int, when: str) -> None:
-    live.see(plus(extra, (0, 0, 0, 0, n_bytes)), when)
-
-
 class InEightBits:
     """Gradients in 8 bits: what they exclude, how wide they travel, and how long that takes."""
 
-    name, coding_bytes, keeper = "8bit", 140, CodedKeeper
+    name, coding_bytes = "8bit", 140
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """A loss scale that changes between two steps."""
@@ -127,6 +81,25 @@ class InEightBits:
     def remembered_bytes(self, numel: int, n: int, width: int) -> int:
         """Bytes of what rounding has cut off so far: of a rank's gradients, and of its 1/n of the sums."""
         return (numel + -(-numel // n)) * max(4, width)
+
+    def holds(self, group: Group, moment: Moment) -> int:
+        """Codes of all buckets that are full, sent and coming. As one leaves, the bucket before is decoded, added up
+        and sent on; then this one is encoded, one part after another in fp32."""
+        coded = [Coded(bucket.numel, group.n) for bucket in group.buckets[: group.full(moment.arrived)]]
+        codes = sum((group.n + 1) * one.message for one in coded[:-1])
+        if not moment.leaves:
+            return codes + sum(2 * group.n * one.message for one in coded[-1:])
+        turned = [group.n * one.part + max(one.units, one.part) for one in coded[-2:-1]]
+        encoded = [group.n * (one.part + one.message) + one.units for one in coded[-1:]]
+        return codes + max([*encoded, *turned], default=0)
+
+    def decoding(self, group: Group) -> int:
+        """Bucket after bucket is decoded in fp32, and its codes are freed."""
+        coded = [Coded(bucket.numel, group.n) for bucket in group.buckets]
+        codes = [(group.n + 1) * one.message for one in coded]
+        turned = sum(codes) - coded[-1].message + group.n * coded[-1].part + max(coded[-1].units, coded[-1].part)
+        decoded = [sum(codes[k:]) - one.message + group.n * one.part + one.units for k, one in enumerate(coded)]
+        return max(turned, *decoded)
 
     def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
         """Codes cannot be added on their way: each rank gets its part of all, adds it up, and sends the sum to all."""

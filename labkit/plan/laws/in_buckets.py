@@ -8,26 +8,22 @@ Law of the wait: Li et al., arXiv:2006.15704, section 3.2.3; what is gathered: R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.keeper import Keeper
 from labkit.plan.laws.one_group import OneGroup
-from labkit.plan.laws.strategy import Moves, State, Waits, Work, beside
+from labkit.plan.laws.strategy import Held, Moment, Moves, State, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.buckets import Params, in_buckets
-from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.stage import Group
 
 
 class InBuckets(OneGroup):
     """The answers that the laws of ZeRO-1 and ZeRO-2 have in common.
 
-    every_pass_sends    True if gradients leave after each micro-batch
-    kept                what is held of weights and gradients while a step goes on"""
+    every_pass_sends    True if gradients leave after each micro-batch"""
 
     every_pass_sends: bool
-    kept: type[Keeper]
 
     computes_gathered = False
     in_buckets = True
@@ -36,18 +32,9 @@ class InBuckets(OneGroup):
         """Nothing: whatever is true of one rank's whole state is true of a flat part of it."""
         return iter(())
 
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """Of gradients: whole ones, or a part of each bucket."""
-        return self.kept(
-            layers, n, choices.weight_bytes, choices.bucket_bytes, choices.gradient_bytes, choices.fp32_gradients,
-            choices.grouping,
-        )  # fmt: skip
-
-    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
+    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
         """A flat part of each bucket."""
-        return owned_of(layers, n, choices.gradient_bytes, choices.bucket_bytes, choices.grouping)
+        return tuple((bucket.group, bucket.padded // group.n) for bucket in group.buckets)
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """Gradients leave once a step, or after each micro-batch; new weights are gathered once."""
@@ -61,13 +48,19 @@ class InBuckets(OneGroup):
         return waits_of_buckets(state, work, choices, machine, one, self.moves(choices).scatters, gather)
 
 
-@lru_cache(maxsize=1024)
-def owned_of(
-    layers: tuple[Params, ...], n: int, width: int, bucket_bytes: int, grouping: Grouping
-) -> tuple[tuple[ParamGroup, int], ...]:
-    """Group and elements of a rank's part of each bucket."""
-    buckets = in_buckets(layers, n, width, bucket_bytes, grouping)
-    return tuple((group, numel // n) for bucket in buckets for group, numel in bucket.parts.items())
+def left(group: Group, moment: Moment) -> tuple[int, int]:
+    """(elements in buckets that have left, padded ones of the bucket that is on its way or leaves)."""
+    full = group.full(moment.arrived)
+    return (group.sent(full - moment.leaves), group.buckets[full - 1].padded) if full else (0, 0)
+
+
+def waiting_gradients(group: Group, last: int, passes: int, finished: bool) -> Held:
+    """Where each pass sends: 1/n of the gradients, and until the step ends `last` elements on their way, with 1/n of
+    them that a later pass adds."""
+    if not passes:
+        return Held()
+    other = 0 if finished else last * (group.n > 1) + last // group.n * (passes > 1)
+    return Held(0, group.padded // group.n * group.sums, other * group.sums)
 
 
 def waits_of_buckets(

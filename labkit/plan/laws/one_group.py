@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.stage import Group
 
 
 class OneGroup:
@@ -13,6 +14,10 @@ class OneGroup:
 
     options: tuple[str, ...] = ()
     axes: tuple[str, ...] = ("dp",)
+
+    def decoding(self, group: Group, choices: Choices) -> int:
+        """None: only DDP's gradients may be coded."""
+        return 0
 
     def refuses(self, layout: Layout) -> Iterator[str]:
         """No layout."""

@@ -37,7 +37,7 @@ class Precision:
 
     weight_bytes   of a weight, and of what flows between layers
     products       the precision of wide products, of whose peak MFU is a share
-    way            how layers are run (labkit.plan.model.ops.WAYS)
+    way            how layers are run (labkit.plan.model.setting.WAYS)
     scalings       the choices of units that its copies of 8 bits or fewer have; () for no copies"""
 
     name: str

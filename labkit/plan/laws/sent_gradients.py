@@ -18,9 +18,9 @@ from typing import Protocol
 from labkit.plan.laws.bf16_gradients import InBf16
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.eight_bit_gradients import InEightBits
-from labkit.plan.laws.keeper import Keeper
-from labkit.plan.laws.strategy import State
+from labkit.plan.laws.strategy import Moment, State
 from labkit.plan.machine.hardware import Hardware
+from labkit.plan.partition.stage import Group
 
 
 class Way(Protocol):
@@ -34,9 +34,11 @@ class Way(Protocol):
     def coding_bytes(self) -> int:
         """Bytes that a device reads and writes for an element of fp32, all operations of both halves together."""
 
-    @property
-    def keeper(self) -> type[Keeper]:
-        """The memory that DDP holds for gradients that travel this way over several ranks."""
+    def holds(self, group: Group, moment: Moment) -> int:
+        """Bytes that DDP holds over several ranks in the last pass, beside the gradients themselves."""
+
+    def decoding(self, group: Group) -> int:
+        """Bytes at the highest moment when all buckets have left."""
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Why it cannot be combined with these choices, and the mend."""
@@ -54,7 +56,7 @@ class Way(Protocol):
 class Exact:
     """Gradients travel as they are added up."""
 
-    name, coding_bytes, keeper = "exact", 0, Keeper
+    name, coding_bytes = "exact", 0
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Nothing."""
@@ -66,6 +68,14 @@ class Exact:
 
     def remembered_bytes(self, numel: int, n: int, width: int) -> int:
         """None: nothing is cut off."""
+        return 0
+
+    def holds(self, group: Group, moment: Moment) -> int:
+        """Nothing: they are summed where they are."""
+        return 0
+
+    def decoding(self, group: Group) -> int:
+        """Nothing."""
         return 0
 
     def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:

@@ -2,9 +2,23 @@
 
     excludes     choices that it cannot be combined with, and the mend               asked by Recipe
     cuts         of weights, gradients and state, which are shared out over ranks    asked by tables, memory, time
-    keeper       what it holds of weights and gradients while a step goes on         asked by memory
+    owned        tensors that a rank's optimizer steps on                            asked by memory
+    holds        bytes at a moment of a pass, besides those between two steps        asked by memory
+    between      the same of a stage that is not at work                             asked by memory
+    decoding     the same after the last backward, while coded gradients come        asked by memory
     moves        reduce-scatters and all-gathers of a step                           asked by bytes_sent
     waits        their seconds, and those that nothing hides                         asked by time
+
+What `holds` answers of N elements, of which a have arrived, s of these in buckets that are full, b in the last of them:
+
+    n ranks      gradients                                             on its way         weights
+    ddp          nothing: its buckets are there all the time           nothing            nothing
+    zero1        first pass a, later N; in the last - s + s/n          b                  nothing
+    zero2        a - s + s/n; after the first pass a - s + N/n         b, later + b/n     nothing
+    zero3        fresh ones of the unit, and s/n or N/n                the unit before    this unit, those ahead
+
+All are times the bytes of a gradient that is added up, or of a gathered weight (Rajbhandari et al., arXiv:1910.02054,
+section 5).
 
 Memory, bytes and time are sums over such answers; they know no strategy by its name. A new strategy is its file in
 labkit.parallel, its law beside this file, a row in strategies.py and a row in labkit.assemble.
@@ -12,15 +26,14 @@ labkit.parallel, its law beside this file, a row in strategies.py and a row in l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.keeper import Keeper
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.buckets import Params
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
+from labkit.plan.partition.stage import Group
 
 
 class Moves(NamedTuple):
@@ -43,6 +56,34 @@ class Amounts(NamedTuple):
     param: int
     groups: int
     gathered: int
+
+
+class Moment(NamedTuple):
+    """A moment of a pass of one micro-batch through a stage, as a group of its parameters (Group) sees it.
+
+    layer      the layer at work; `onward`: forward
+    arrived    elements of the group whose gradients have arrived in this pass
+    passes     passes of this stage whose backward has ended before; `last`: this is the last of the step
+    leaves     a bucket (of ZeRO-3 a unit) has just been packed into one buffer, and its gradients are still there
+    inside     False where a group of experts is not at work
+    shared     True if another micro-batch of the stage is between its forward and its backward"""
+
+    layer: int
+    arrived: int
+    passes: int
+    last: bool
+    onward: bool = False
+    leaves: bool = False
+    inside: bool = True
+    shared: bool = False
+
+
+class Held(NamedTuple):
+    """Bytes by kind."""
+
+    weights: int = 0
+    gradients: int = 0
+    other: int = 0
 
 
 class State(NamedTuple):
@@ -143,17 +184,18 @@ class Strategy(Protocol):
     def across(self, layout: Layout, copies: int) -> tuple[int, int]:
         """(groups that each have a copy of the state, how far apart the ranks are that have the same part of it)."""
 
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """What it holds of these parameters over `n` ranks, moment by moment; those named in `stays` are used by
-        several layers, and a gathered weight has `gathered` bytes an element."""
+    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+        """Bytes that it holds of a group at a moment, besides those that it holds all the time."""
 
-    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
-        """Group and elements of each tensor that a rank's optimizer steps on."""
+    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+        """The same of a stage that is not at work after some `passes`, or all of them (`finished`). `whole`: its
+        units stay gathered."""
 
-    def left(self, n: int) -> float:
-        """The share of a stage's gradients that a finished micro-batch leaves, beyond what is held all the time."""
+    def decoding(self, group: Group, choices: Choices) -> int:
+        """Bytes at the highest moment after the last backward, while gradients that were coded are decoded."""
+
+    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+        """Parameter group and elements of each tensor that a rank's optimizer steps on."""
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """Bytes that it holds at most besides what is there between steps."""

@@ -10,46 +10,9 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.
 from __future__ import annotations
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets
-from labkit.plan.laws.strategy import Amounts
-from labkit.plan.laws.zero1 import ZeRO1Keeper
-from labkit.plan.model.tape import GRADIENTS, OTHER
-from labkit.plan.partition.buckets import Bucket, Live
-
-
-class ZeRO2Keeper(ZeRO1Keeper):
-    """ZeRO-2: every pass sends its gradients, so that 1/n of them stays."""
-
-    last_differs = False
-
-    @property
-    def part(self) -> int:
-        """The first pass's part is the gradient; a part of a later pass is a temporary that is added to it."""
-        return OTHER if self.passes else GRADIENTS
-
-    def pass_begins(self, sending: bool) -> None:
-        """Every pass sends its gradients, also one that is not the last of the step."""
-        super().pass_begins(sending)
-        self.sending = True
-
-    def between(self, live: Live, numel: int) -> None:
-        """1/n of these gradients stays."""
-        if not self.passes:
-            live.add(GRADIENTS, numel * self.sums // self.n)
-
-    def fill(self, live: Live, numel: int, times: int) -> None:
-        """Earlier passes have left 1/n of each bucket, and the last bucket is still on its way."""
-        live.add(GRADIENTS, (self.numel + numel) * self.sums // self.n)
-        self.passes = times
-        self.leaving = self.last
-        self.leaving.packed = GRADIENTS if times == 1 else OTHER
-        live.add(OTHER, (self.n > 1) * self.leaving.numel * self.sums)  # a group of one has its answer at once
-        live.add(OTHER, (times > 1) * self.leaving.numel // self.n * self.sums)
-
-    @property
-    def last(self) -> Bucket:
-        """The bucket that leaves last."""
-        return self.buckets[-1]
+from labkit.plan.laws.in_buckets import InBuckets, left, waiting_gradients
+from labkit.plan.laws.strategy import Amounts, Held, Moment
+from labkit.plan.partition.stage import Group
 
 
 class ZeRO2Law(InBuckets):
@@ -57,11 +20,24 @@ class ZeRO2Law(InBuckets):
 
     name = words = "zero2"
     title, cuts = "ZeRO-2", Cuts(False, True, True)
-    every_pass_sends, kept = True, ZeRO2Keeper
+    every_pass_sends = True
 
-    def left(self, n: int) -> float:
-        """This rank's part."""
-        return 1 / n
+    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+        """a - s of the bucket that fills, 1/n of those that have left; of a later pass 1/n of the one on its way, too.
+
+        a elements have arrived, s of them are in buckets that are full."""
+        n, passes, full = group.n, moment.passes, group.full(moment.arrived)
+        sent, bucket = left(group, moment)
+        if not full and passes:  # the last one of the pass before
+            bucket = group.buckets[-1].padded
+        stays = group.padded if passes else sent
+        other = bucket * (moment.leaves or n > 1)
+        part = bucket // n * (passes > (not full) and not moment.leaves)
+        return Held(0, (moment.arrived - sent + stays // n) * group.sums, (other + part) * group.sums)
+
+    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+        """1/n of the gradients, and the last bucket on its way."""
+        return waiting_gradients(group, group.buckets[-1].padded, passes, finished)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """This rank's part of the gradients, and buckets that fill and that are on their way."""

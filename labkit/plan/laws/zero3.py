@@ -16,19 +16,17 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.3 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.keeper import Keeper
+from labkit.plan.laws.in_buckets import waiting_gradients
 from labkit.plan.laws.one_group import OneGroup
-from labkit.plan.laws.strategy import Amounts, Moves, State, Waits, Work, beside
-from labkit.plan.laws.zero2 import ZeRO2Keeper
+from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import is_linear
-from labkit.plan.model.tape import NOTHING, OTHER, PARAMETERS, Bytes, plus
-from labkit.plan.partition.buckets import ONE_GROUP, Bucket, Live, Params
-from labkit.plan.partition.groups import Grouping, ParamGroup
+from labkit.plan.model.setting import is_linear
+from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.stage import Group
 
 
 class ZeRO3Law(OneGroup):
@@ -58,22 +56,28 @@ class ZeRO3Law(OneGroup):
                 "they need in between: use '1f1b'"
             )
 
-    def keeper(
-        self, layers: Sequence[Params], n: int, choices: Choices, gathered: int, stays: frozenset[str]
-    ) -> Keeper:
-        """A unit is a layer."""
-        return ZeRO3Keeper(
-            layers, n, choices.weight_bytes, gathered, choices.prefetch, stays, choices.gradient_bytes,
-            choices.fp32_gradients, choices.reshard, choices.fp8_gathers, choices.grouping,
-        )  # fmt: skip
+    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+        """Whole units, and gradients: of this layer's unit, and of the one before, which is on its way."""
+        weights, copies = _whole(group, choices, moment)
+        k, n, last = moment.layer, group.n, group.last_unit * (moment.passes > 0)
+        done, leaving, fresh = 0, last, 0
+        if not moment.onward:
+            done, leaving = group.done(k), next((unit for unit in group.units[k + 1 :] if unit), last)
+            arrived = min(moment.arrived - group.after[k], group.units[k])
+            fresh = arrived * choices.gathered_bytes * (1 + choices.fp32_gradients)
+        stays = group.padded if moment.passes else done
+        other = group.units[k] if moment.leaves else leaving * (n > 1)
+        part = leaving // n * (moment.passes > (not done) and not moment.leaves)  # added to that of passes before
+        return Held(weights, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
 
-    def owned(self, layers: tuple[Params, ...], n: int, choices: Choices) -> tuple[tuple[ParamGroup, int], ...]:
-        """A part of each layer."""
-        return owned_of(layers, n, choices.grouping)
+    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+        """1/n of the gradients, and the last unit's on their way; without resharding all units may be `whole`."""
+        weights = (sum(group.units) + group.staying) * choices.gathered_bytes * whole
+        return waiting_gradients(group, group.last_unit, passes, finished)._replace(weights=weights)
 
-    def left(self, n: int) -> float:
-        """This rank's part."""
-        return 1 / n
+    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+        """A part of each layer, and of a weight that several layers use."""
+        return tuple((kind, size // group.n) for unit in (*group.flat, group.stay) for kind, size in unit)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """This rank's part of the gradients, units that are gathered and one whose gradients leave."""
@@ -122,170 +126,24 @@ class ZeRO3Law(OneGroup):
         return f"{width} N{share} + fresh ones"
 
 
-@lru_cache(maxsize=1024)
-def owned_of(layers: tuple[Params, ...], n: int, grouping: Grouping) -> tuple[tuple[ParamGroup, int], ...]:
-    """Group and elements of a rank's part of each layer; padding is counted."""
-    sizes = list[tuple[ParamGroup, int]]()
-    for layer in layers:
-        whole: dict[ParamGroup, int] = {}
-        for name, size in layer.sizes:
-            group = grouping.of_weight(name)
-            whole[group] = whole.get(group, 0) + size
-        sizes += [(group, -(-size // n)) for group, size in whole.items()]
-    return tuple(sizes)
+def _whole(group: Group, choices: Choices, moment: Moment) -> tuple[int, int]:
+    """Bytes of whole units: this layer's, those ahead, and the weight that several layers use; and of copies of this
+    rank's parts of those that come."""
+    k, units, count = moment.layer, group.units, len(group.units)
+    order = chain(range(k + 1, count), range(count - 1, -1, -1)) if moment.onward else range(k - 1, -1, -1)
+    # a layer that needs no unit, such as the loss, waits for none
+    coming = list(islice((j for j in order if units[j]), choices.prefetch if units[k] else 0))
+    whole = {*coming, k} if moment.inside and not moment.leaves else {*coming}
+    if not choices.reshard:
+        whole |= set(range(count if moment.shared else k + 1 - moment.leaves))
+    weights = sum(units[j] for j in whole) + group.staying
+    return weights * choices.gathered_bytes, sum(_copy_bytes(group, choices, j) for j in coming)
 
 
-class ZeRO3Keeper(ZeRO2Keeper):
-    """One bucket for each layer, and one for the weights named in `stays`. `gathered`: bytes of an element of a
-    gathered weight; `prefetch`: how many units are gathered ahead; `reshard`: False if they stay whole for backward;
-    `codes`: True if the weights of a block's linears travel in 8 bits (labkit.parallel.eight_bit_weights)."""
-
-    def __init__(
-        self,
-        layers: Sequence[Params],
-        n: int,
-        width: int,
-        gathered: int,
-        prefetch: int,
-        stays: frozenset[str],
-        sums: int = 0,
-        widens: bool = False,
-        reshard: bool = True,
-        codes: bool = False,
-        grouping: Grouping = ONE_GROUP,
-    ) -> None:
-        self.codes = codes
-        self.gathered, self.prefetch, self.stays, self.reshard = gathered, prefetch, stays, reshard
-        # whether units are not freed now, and will not be in backward; elements of blocks not walked that are whole
-        self.keeps, self.behind, self.middle = not reshard, False, 0
-        super().__init__(layers, n, width, 0, sums, widens, grouping)
-        self.staying = [bucket for bucket in self.buckets if any(name in stays for _, name in bucket.members)]
-        self.units = {k: bucket for bucket in self.buckets for k, _ in bucket.members if bucket not in self.staying}
-        self.whole: set[Bucket] = set()
-        self.coming: set[Bucket] = set()
-
-    def cut(self, bucket_bytes: int) -> list[Bucket]:
-        """A bucket for each layer, first to last, and one for what is used in several."""
-        buckets = []
-        for layer in self.layers:
-            own = [(name, size) for name, size in layer.sizes if name not in self.stays]
-            if own:
-                buckets.append(Bucket([(layer.layer, name, size) for name, size in own], self.n, self.grouping))
-        tied = [(layer.layer, name, size) for layer in self.layers for name, size in layer.sizes if name in self.stays]
-        if tied:
-            buckets.append(Bucket(tied, self.n, self.grouping))
-        return buckets
-
-    @property
-    def last(self) -> Bucket:
-        """The bucket that leaves last: the one that stays, or else the first layer's."""
-        return self.staying[-1] if self.staying else self.buckets[0]
-
-    def weights(self, numel: int) -> int:
-        """Bytes of weights between steps: 1/n of every unit."""
-        return sum(size for _, size in self.owned) * self.width + numel * self.width // self.n
-
-    def turns(self, live: Live, ahead: bool, behind: bool, numel: int) -> None:
-        """Without resharding, units are whole at the start if a micro-batch is ahead, at the end if one is behind."""
-        self.behind = behind
-        if ahead and not self.reshard:
-            for bucket in self.buckets:
-                if bucket not in self.whole:
-                    self.whole.add(bucket)
-                    live.add(PARAMETERS, bucket.numel * self.gathered)
-            self.passed(live, numel)
-
-    def passed(self, live: Live, numel: int) -> None:
-        """Without resharding they are whole now."""
-        if not self.reshard:
-            live.add(PARAMETERS, (numel - self.middle) * self.gathered)
-            self.middle = numel
-
-    def between(self, live: Live, numel: int) -> None:
-        """1/n of these gradients stays; their weights are freed."""
-        super().between(live, numel)
-        if not self.keeps:
-            live.add(PARAMETERS, -self.middle * self.gathered)
-            self.middle = 0
-
-    def pass_begins(self, sending: bool) -> None:
-        """A unit's gradients are sent when backward has left the unit, and not as soon as they are complete."""
-        super().pass_begins(sending)
-        self.sending, self.keeps = False, self.behind and not self.reshard
-
-    def need(self, live: Live, layer: int, ahead: Sequence[int], extra: Bytes = NOTHING) -> None:
-        """Gather a unit that is not whole yet, and start to gather the next `prefetch` ones."""
-        for bucket in [*self.staying, *([self.units[layer]] if layer in self.units else [])]:
-            self.start(live, bucket, extra)
-            if bucket in self.coming:
-                self.decode(live, bucket, extra)
-                self.coming.discard(bucket)
-                live.add(OTHER, -self.cast(bucket))
-        for upcoming in [k for k in ahead if k in self.units][: self.prefetch]:
-            self.start(live, self.units[upcoming], extra)
-
-    def cast(self, bucket: Bucket) -> int:
-        """Bytes of a copy of this rank's part in the width that is sent, 0 if sent as it is stored; and of codes."""
-        coded = sum(self.coded(bucket))
-        if coded:
-            return coded // self.n * (self.n > 1) + coded
-        return bucket.numel // self.n * self.gathered if self.gathered != self.width else 0
-
-    def coded(self, bucket: Bucket) -> list[int]:
-        """Elements of each weight that travels in 8 bits."""
-        return [self.sizes[member] for member in bucket.members if self.codes and is_linear(member[1])]
-
-    def decode(self, live: Live, bucket: Bucket, extra: Bytes) -> None:
-        """One weight after the other is decoded by way of fp32."""
-        live.see(plus(extra, (0, 0, 0, 0, 4 * max(self.coded(bucket), default=0))), "decoding")
-
-    def start(self, live: Live, bucket: Bucket, extra: Bytes) -> None:
-        """Starts to gather a unit: from now on memory for all of it is held."""
-        if bucket in self.whole:
-            return
-        self.whole.add(bucket)
-        live.add(PARAMETERS, bucket.numel * self.gathered)
-        # a group of one has its answer at once; a copy in another width lives until then
-        if self.n == 1 and not self.coded(bucket):
-            live.see(plus(extra, (0, 0, 0, 0, self.cast(bucket))), "gathering")
-        else:
-            self.coming.add(bucket)
-            live.add(OTHER, self.cast(bucket))
-
-    def free(self, live: Live, bucket: Bucket) -> None:
-        """A unit's whole memory is given back."""
-        if bucket in self.whole:
-            self.whole.discard(bucket)
-            live.add(PARAMETERS, -bucket.numel * self.gathered)
-            if bucket in self.coming:
-                self.coming.discard(bucket)
-                live.add(OTHER, -self.cast(bucket))
-
-    def left(self, live: Live, layer: int, extra: Bytes = NOTHING) -> None:
-        """Frees the unit, then reduces its gradients if there are any."""
-        if layer in self.units:
-            if not self.keeps:
-                self.free(live, self.units[layer])
-            self.reduce(live, self.units[layer], extra)
-
-    def reduce(self, live: Live, bucket: Bucket, extra: Bytes = NOTHING) -> None:
-        """A unit's gradients leave."""
-        if bucket.grads:
-            self.send(live, bucket, extra, "a unit's gradients leave")
-
-    def pass_ends(self, live: Live) -> None:
-        """Frees and reduces what backward has not left yet: the first layer, and the unit that stays."""
-        for bucket in self.buckets:
-            if not self.keeps:
-                self.free(live, bucket)
-            self.reduce(live, bucket)
-        self.keeps = not self.reshard
-        super().pass_ends(live)
-
-    def finish(self, live: Live) -> None:
-        """Everything that is on its way arrives, and no weight stays whole."""
-        for bucket in self.buckets:
-            self.free(live, bucket)
-        live.add(PARAMETERS, -self.middle * self.gathered)
-        self.middle = 0
-        super().finish(live)
+def _copy_bytes(group: Group, choices: Choices, k: int) -> int:
+    """Bytes of a copy of this rank's part of a unit in the width in which it travels, until all has come; of codes."""
+    if choices.fp8_gathers:
+        coded = sum(size for name, size in group.params[k].sizes if is_linear(name))
+        return coded // group.n * (group.n > 1) + coded
+    casts = choices.gathered_bytes != choices.weight_bytes
+    return group.units[k] // group.n * choices.gathered_bytes * (casts and group.n > 1)

@@ -1,4 +1,4 @@
-"""What a product of 8-bit copies holds while it runs, moment by moment, on a tape of shadows (tape.py).
+"""What a product of 8-bit copies holds while it runs, moment by moment.
 
     quantize a   a copy in fp32, units of the blocks, each unit in the place of each of its numbers  -> codes and units
     quantize b   the same beside the codes of a
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from types import MappingProxyType
 from typing import NamedTuple
-
-from labkit.plan.model.tape import ACTIVATIONS, OTHER, Storage, Tape
 
 Size = tuple[int, int, int]
 """Rows of a product, terms of each of its sums, and columns: [m, k] x [n, k] -> [m, n]."""
@@ -62,45 +60,30 @@ BLOCKS = MappingProxyType(
 )
 
 
-def multiplied(
-    tape: Tape, units: str, size: Size, width: int, kind: int, name: str = "", drawn: bool = False, turned: bool = False
-) -> Storage:
-    """The product of [m, k] and [n, k] in 8 bits or fewer, `width` bytes an element; what is made on the way is freed.
+def needs(units: str, size: Size, width: int, experts: int = 1, drawn: bool = False, turned: bool = False) -> int:
+    """Bytes at the highest moment of [m, k] x [n, k] -> [m, n], the result of `width` bytes an element included; of so
+    many `experts` one after another.
 
-    `units` is one of Recipe.units. `drawn`: the first operand is rounded stochastically; `turned`: this is the product
+    `units` is one of Recipe.units; those of a tensor take a copy in fp32 of one operand beside its codes, then the
+    codes of both beside the result. `drawn`: the first operand is rounded stochastically; `turned`: this is the product
     over tokens, whose operands are transformed and none of which is a weight."""
     m, k, n = size
-    copies, law, out = ACTIVATIONS if kind == ACTIVATIONS else OTHER, BLOCKS.get(units), m * n
+    law, result = BLOCKS.get(units), m * n * width
+    before = result * (experts - 1)
     if law is None:
-        casts = copies_of(tape, (m * k, n * k), copies)
-        y = tape.new(out * width, kind, name)
-        casts.clear()
-        return y
+        return before + max(5 * m * k + 4, (m + 5 * n) * k + 8, (m + n) * k + 8 + result)
     transformed = turned and units == "nvfp4"
     k = -(-k // law.columns) * law.columns if transformed else k
-    parts, spread = list[Storage](), 0
+    codes = highest = spread = 0
     for rows, noise, is_weight in ((m, drawn, False), (n, False, not turned)):
         numel, (filled, placed, blocks) = rows * k, law.blocks(rows, k, is_weight)
         made = (law.drawn if noise else law.quantize) * numel + placed + law.units * blocks
-        tape.scratch(max(made, 4 * numel + filled + 4 * blocks) + 4 * transformed * numel, copies)
-        parts.append(tape.new(law.codes * numel + law.unit * blocks, copies))
+        made = max(made, 4 * numel + filled + 4 * blocks) + 4 * transformed * numel
+        highest = max(highest, codes + made)
+        codes += law.codes * numel + law.unit * blocks
         spread = max(spread, law.spread * (placed + 4 * blocks))
-    parts += [tape.new(law.wide * rows * k, copies) for rows in (m, n)]
-    tape.scratch(spread, copies)
+    codes += law.wide * (m + n) * k
+    multiplying = codes + (law.result if k else 4) * m * n
     if not (law.spread or turned) and n > law.columns:  # units of a weight's blocks, one for each of its rows
-        parts.append(tape.new(4 * -(-n // law.columns) * -(-k // law.columns) * law.columns, copies))
-    total = tape.new((law.result if k else 4) * out, copies)
-    parts.clear()
-    del total
-    tape.scratch((4 + width) * out, copies)
-    return tape.new(out * width, kind, name)
-
-
-def copies_of(tape: Tape, sizes: tuple[int, int], kind: int) -> list[Storage]:
-    """8-bit copies of tensors of these sizes, each with its unit, and each made by way of an fp32 copy."""
-    copies = []
-    for numel in sizes:
-        unit, wide = tape.new(4, kind), tape.new(4 * numel, kind)
-        copies += [unit, tape.new(numel, kind)]
-        del wide
-    return copies
+        multiplying += 4 * -(-n // law.columns) * -(-k // law.columns) * law.columns
+    return before + max(highest, codes + spread, multiplying, 4 * m * n + result)

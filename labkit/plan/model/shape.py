@@ -29,7 +29,7 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.model.layers import held
 from labkit.plan.model.models import MODELS, canonical
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.sizes import Sizes
 
 PALM_B = "arXiv:2204.02311, appendix B"
@@ -187,7 +187,7 @@ class ModelShape(Sizes):
         return tokens_per_s * self.flops_per_token(seq) / peak_flops
 
     def activations(self, rows: int = 1, tp: int = 1, **setting: Any) -> Breakdown:
-        """Bytes that autograd holds of one block for `rows` sequences, item by item (see plan.model.ops.Setting).
+        """Bytes that autograd holds of one block for `rows` sequences, item by item (see plan.model.setting.Setting).
 
         `checkpointing=True` is the old name of recompute="full"."""
         if setting.pop("checkpointing", False):

@@ -1,4 +1,4 @@
-"""The sizes of a GPT, and those that follow from them: what the layers' program (ops.py, layers.py) needs to know.
+"""The sizes of a GPT, and those that follow from them: what the layers' program (layers.py) needs to know.
 
 ModelShape (shape.py) extends these by what follows from them: parameters, flops, activations.
 """

@@ -27,13 +27,13 @@ parallel/tensor_parallel/functional.py, pull request 208; Rajbhandari et al., ar
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.model.shape import ModelShape
-from labkit.plan.model.tape import Bytes
-from labkit.plan.partition.buckets import Live
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.memory import Walk
+from labkit.plan.step.memory import Pass, of_passes
+from labkit.plan.step.rank import Rank
 
 NODE = 8
 """GPUs of one of the playbook's nodes."""
@@ -75,33 +75,30 @@ def _fullest(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     """The fullest of the first rank of each kind of stage, and of the last stage."""
     counts = front_loaded(shape, layout.pp)
     places = {counts.index(count) for count in counts if count} | {0, layout.pp - 1}
-    return round(RESERVED * max(sum(_Rank(shape, layout, recipe, place).walk().top) for place in places))
+    return round(RESERVED * max(_peak(shape, layout, recipe, place) for place in places))
 
 
-class _Rank(Walk):
-    """One rank's step as nanotron runs it, moment by moment."""
+def _peak(shape: ModelShape, layout: Layout, recipe: Recipe, place: int) -> int:
+    """Bytes of the rank at `place` of the pipeline. Gradients stay whole and in place, which is what labkit's DDP
+    does."""
+    rank = _Rank(shape, layout, replace(recipe, strategy="ddp"), place * layout.tp, "cuda")
+    return rank.peak_bytes(layout.dp if recipe.cuts.state else 1)
 
-    def __init__(self, shape: ModelShape, layout: Layout, recipe: Recipe, place: int) -> None:
-        self.shards = layout.dp if recipe.cuts.state else 1
-        # gradients stay whole and in place, which is what labkit's DDP does
-        super().__init__(shape, layout, replace(recipe, strategy="ddp"), place * layout.tp, "cuda")
-        self.numel = sum(stage.numel for stage in self.stages)
 
-    def cut(self, n_stages: int) -> tuple[int, ...]:
+class _Rank(Rank):
+    """One rank of nanotron: its stages, and its buffers between two steps."""
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
         """Blocks of each stage."""
-        return front_loaded(self.shape, n_stages)
+        return front_loaded(self.shape, self.recipe.n_stages(self.layout.pp))
 
-    def base(self) -> Bytes:
-        """Bytes by kind between two steps."""
-        buckets = 2 * self.numel * (self.layout.dp > 1)
-        return 2 * self.numel, 4 * self.numel, 12 * self.numel // self.shards, 0, buckets
-
-    def backward(self, live: Live, index: int, others: int, sending: bool) -> None:
-        """A backward, at whose end all its gradients are there, in bf16."""
-        super().backward(live, index, others, sending)
-        live.see((0, 2 * self.numel, 0, others, 0), "the end of a backward")
-
-    def optimizer(self, live: Live) -> None:
-        """The step, and ZeRO-1's gather of all new weights at once."""
-        if self.shards > 1:
-            live.see((0, 0, 0, 0, 2 * self.numel + 2 * self.numel // self.shards), "the gather of new weights")
+    def peak_bytes(self, shards: int) -> int:
+        """Bytes at the highest moment, where `shards` ranks share the optimizer's state: labkit's moments, the end of a
+        backward, where all its gradients are there, in bf16, and ZeRO-1's gather of all new weights at once."""
+        n_bytes = 2 * self.numel
+        base = n_bytes + 4 * self.numel + 12 * self.numel // shards + n_bytes * (self.layout.dp > 1)
+        backwards = [Pass(self, turn) for turn in self.turns if turn.kind == "B"]
+        ends = [n_bytes + one.others + one.waits for one in backwards]
+        gather = (n_bytes + n_bytes // shards) * (shards > 1)
+        return base + max(gather, *ends, *(moment.total for moment in of_passes(self)))

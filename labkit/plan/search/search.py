@@ -46,8 +46,8 @@ from labkit.plan.model.cut_attention import CONTEXTS
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
-from labkit.plan.step.memory import Walk, predict_memory
-from labkit.plan.step.rank import fullest_ranks
+from labkit.plan.step.memory import peak_bytes, predict_memory
+from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import predict_step
 from labkit.plan.words import plural
 
@@ -314,16 +314,16 @@ class Search:
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes needed, and why that is too much; "" if it fits. Only a plan near the limit is walked exactly."""
+        """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is found."""
         for rank in fullest_ranks(self.shape, layout, recipe):
-            step = Walk(self.shape, layout, recipe, rank, self.hardware.device)
-            needs, most = step.bounds()
+            local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
+            needs, most = local.bounds()
             prefix = "at least "
             if needs <= self.room < most:
-                needs, prefix = sum(step.walk().top), ""
+                needs, prefix = peak_bytes(local), ""
             if needs > self.room:
                 return needs, (
                     f"{prefix}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
-                    f"{gb(step.in_flight_bytes())} activations, else weights, gradients, optimizer"
+                    f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
                 )
         return 0.0, ""

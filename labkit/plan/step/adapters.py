@@ -48,10 +48,9 @@ from types import MappingProxyType
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.checks import is_whole
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.layers import profile
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.layers import layer as table
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
-from labkit.plan.model.tape import ACTIVATIONS, OTHER
 from labkit.plan.step.compute_time import Bench
 from labkit.plan.step.time import STATE_BYTES
 
@@ -212,21 +211,17 @@ def adapter_memory(shape: ModelShape, adapter: Adapter, rows: int = 1, checkpoin
     That moment is the loss, or the backward of the last block. ValueError for a rank that a weight cannot have."""
     state = lora_memory(shape, LINEARS, adapter.rank, 1, KINDS[adapter.kind])
     setting = Setting(rows, shape.seq, way="half", recompute="full" if checkpointing else "none")
-    block, head, loss = (profile(shape, name, setting) for name in ("block", "head", "loss"))
+    block, head, loss = (table(shape, name, setting) for name in ("block", "head", "loss"))
     tokens = setting.rows * setting.seq
     inner = 2 * adapter.rank * len(linears(shape)) * tokens  # A x of each linear
     twice = 2 * shape.hidden * tokens  # the gradient of an input comes in two parts, from the linear and from A
-    waiting = block.held[ACTIVATIONS] + (0 if checkpointing else inner)
+    waiting = block.held + (0 if checkpointing else inner)
     unpacked = 2 * max(i * o for i, o in linears(shape).values()) if adapter.kind == "qlora" else 0
-    at_loss, at_head = loss.top, max((segment.top for segment in head.segments), key=_beside)
-    in_block = max((segment.top for segment in block.segments), key=_beside)
+    (of_loss, by_loss), (of_head, by_head), (of_block, by_block) = loss.frozen, head.frozen, block.frozen
     moments = {
-        "the loss": (shape.n_layer * waiting + head.held[ACTIVATIONS] + at_loss[ACTIVATIONS], at_loss[OTHER]),
-        "backward of the head": (shape.n_layer * waiting + at_head[ACTIVATIONS], at_head[OTHER]),
-        "backward of the last block": (
-            (shape.n_layer - 1) * waiting + in_block[ACTIVATIONS] + inner,
-            in_block[OTHER] + twice + unpacked,
-        ),
+        "the loss": (shape.n_layer * waiting + head.held + of_loss, by_loss),
+        "backward of the head": (shape.n_layer * waiting + of_head, by_head),
+        "backward of the last block": ((shape.n_layer - 1) * waiting + of_block + inner, by_block + twice + unpacked),
     }
     when = max(moments, key=lambda moment: sum(moments[moment]))
     kept = "the input of each block, and of one all" if checkpointing else "what all layers keep for backward"
@@ -239,11 +234,6 @@ def adapter_memory(shape: ModelShape, adapter: Adapter, rows: int = 1, checkpoin
             for (name, formula), n_bytes in zip(rest, moments[when], strict=True)
         ),
     ])  # fmt: skip
-
-
-def _beside(top: tuple[int, ...]) -> int:
-    """Bytes of a moment without the gradients of weights, which frozen weights do not have."""
-    return top[ACTIVATIONS] + top[OTHER]
 
 
 def adapter_step(

@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.machine.hardware import EIGHT_BITS, Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 
 CAST_BYTES = 2 + 2 + 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 
 NORM_FLOPS = (("layer", 8), ("rms", 4))

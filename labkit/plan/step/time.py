@@ -49,7 +49,7 @@ from labkit.plan.laws.context_time import data_stride, exchanges
 from labkit.plan.laws.precisions import EMULATED
 from labkit.plan.laws.strategy import State, Waits, Work
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.ops import Setting
+from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import busiest_flops

@@ -10,7 +10,8 @@ from labkit.comm.local import run_threads
 from labkit.course.claims.finding import Finding, Setting
 from labkit.plan.machine.collectives import ALGORITHMS, Line, crossover_bytes, seconds
 from labkit.plan.machine.hardware import Hardware, line_of
-from labkit.plan.model.layers import Setting as Way, held
+from labkit.plan.model.layers import held
+from labkit.plan.model.setting import Setting as Way
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.pocket.zero_table import ModelState
 from labkit.plan.step.compute_time import seconds_of
