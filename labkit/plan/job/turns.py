@@ -29,7 +29,7 @@ class Turn(NamedTuple):
     stage      the place of the action's stage on this rank
     held       micro-batches between F and the end of backward, for each stage; `waiting`: those that wait for W
     done       micro-batches that are through, of which two leave what many leave
-    last       True for a stage's last backward
+    last       True for a stage's last backward;   `then`: the kind of the stage's next action, "" after its last one
     onward, back    messages that nothing which came back has proved delivered: activations, and gradients"""
 
     kind: str
@@ -39,6 +39,7 @@ class Turn(NamedTuple):
     done: tuple[int, ...]
     finished: tuple[bool, ...]
     last: bool
+    then: str
     onward: int
     back: int
 
@@ -58,7 +59,7 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
     m = m if law.unanswered else min(m, max(LEAST, ROUNDS * p))
     programs, at = _programs(schedule, p, m, v)
     stages = list(law.stages_on(place, p, v))
-    ends = {(action.stage, action.kind): action for action in programs.programs[place]}  # the last of each kind
+    coming = {stage: [action.kind for action in programs.programs[place] if action.stage == stage] for stage in stages}
     held, waiting, done = [0] * len(stages), [0] * len(stages), [0] * len(stages)
     sent = list[tuple[int, int, str]]()  # to which rank, needed at which position of its program, by what
     seen: dict[Turn, None] = {}
@@ -69,14 +70,16 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
             sent = [message for message in sent if message[0] != home or message[1] > at[maker]]
         k, goes = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
         ends_here = kind == ("W" if law.splits else "B")
+        del coming[stage][0]
         held[k] += kind == "F"
         waiting[k] -= kind == "W"
         if kind == "F" or (kind == "W") == (law.splits and stage == 0):
             onward = sum(message[2] == "F" for message in sent)
             finished = tuple(count == m // law.copies for count in done)
             counts = tuple(held), tuple(waiting), tuple(min(2, count) for count in done)
-            last = action == ends[stage, kind] and kind != "F"
-            seen[Turn("F" if kind == "F" else "B", k, *counts, finished, last, onward, len(sent) - onward)] = None
+            last = kind != "F" and kind not in coming[stage]
+            then = coming[stage][0] if coming[stage] else ""
+            seen[Turn("F" if kind == "F" else "B", k, *counts, finished, last, then, onward, len(sent) - onward)] = None
         waiting[k] += kind == "B" and law.splits
         held[k] -= ends_here
         done[k] += ends_here
@@ -98,17 +101,19 @@ def fullest(
     message: int,
     done_differs: bool,
     last_differs: bool,
+    then_differs: bool,
 ) -> list[Turn]:
     """Of turns of one kind and stage those that no other exceeds in bytes and in gradients that are there already.
 
     done_differs: whether passes leave anything that is not there all the time;   last_differs: whether the last
-    backward of a stage holds anything else than those before."""
+    backward of a stage holds anything else than those before;   then_differs: whether what comes next does."""
     kept: list[Turn] = []
     for turn in sorted(all_turns, key=lambda one: -one.weigh(sizes, message)):
         if not any(
             other.kind == turn.kind
             and other.stage == turn.stage
             and (not last_differs or other.last == turn.last)
+            and (not then_differs or other.then == turn.then)
             and (
                 not done_differs
                 or (

@@ -64,6 +64,7 @@ class Moment(NamedTuple):
     layer      the layer at work; `onward`: forward
     arrived    elements of the group whose gradients have arrived in this pass
     passes     passes of this stage whose backward has ended before; `last`: this is the last of the step
+    then       what the stage does next: "F", "B", or "" if the step is over
     leaves     a bucket (of ZeRO-3 a unit) has just been packed into one buffer, and its gradients are still there
     inside     False where a group of experts is not at work
     shared     True if another micro-batch of the stage is between its forward and its backward"""
@@ -72,6 +73,7 @@ class Moment(NamedTuple):
     arrived: int
     passes: int
     last: bool
+    then: str = ""
     onward: bool = False
     leaves: bool = False
     inside: bool = True

@@ -130,7 +130,8 @@ def _whole(group: Group, choices: Choices, moment: Moment) -> tuple[int, int]:
     """Bytes of whole units: this layer's, those ahead, and the weight that several layers use; and of copies of this
     rank's parts of those that come."""
     k, units, count = moment.layer, group.units, len(group.units)
-    order = chain(range(k + 1, count), range(count - 1, -1, -1)) if moment.onward else range(k - 1, -1, -1)
+    following = {"F": range(count), "B": range(count - 1, -1, -1)}.get(moment.then, range(0))
+    order = chain(range(k + 1, count) if moment.onward else range(k - 1, -1, -1), following)
     # a layer that needs no unit, such as the loss, waits for none
     coming = list(islice((j for j in order if units[j]), choices.prefetch if units[k] else 0))
     whole = {*coming, k} if moment.inside and not moment.leaves else {*coming}

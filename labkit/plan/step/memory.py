@@ -163,7 +163,7 @@ class Pass:
         for number, (group, count) in enumerate(zip(self.groups, arrived, strict=True)):
             leaves = number == leaving
             at_work = leaves or (leaving is None and (inside or number == 0))
-            moment = Moment(k, count, passes, turn.last, onward, leaves, at_work, shared)
+            moment = Moment(k, count, passes, turn.last, turn.then, onward, leaves, at_work, shared)
             states.append(law.holds(group, r, moment))
         return together(states)
 
@@ -208,7 +208,8 @@ class Pass:
         arrived, inside, saved = [group.after[k] for group in self.groups], True, before + layer.saved
         held = self.held(k, arrived)
         # the tied head's gradient waits for the table's
-        waiting = self.stage.tied_bytes if layer.kind not in ("loss", "head") else 0
+        wide = 1 + self.rank.recipe.fp32_gradients  # gradients are made half as wide, and widened
+        waiting = self.stage.tied_bytes * wide if layer.kind not in ("loss", "head") else 0
         if layer.kept is not None:
             yield self.total(f"{when}, run again", held, before + layer.again, layer.result, waiting)
         for row in reversed(layer.rows):
@@ -218,11 +219,10 @@ class Pass:
             saved -= row.saved
             if not row.weights:
                 continue
+            yield self.total(when, held, saved, row.after, waiting + row.fresh * (2 * wide - 1))
             if row.name == "token" and self.stage.tied:
-                yield self.total(when, held, saved, row.after, waiting + 2 * row.fresh)
+                yield self.total(when, held, saved, row.after, waiting + 2 * wide * row.fresh)
                 waiting = 0
-            copies = 1 + 2 * self.rank.recipe.fp32_gradients  # made half as wide, and widened
-            yield self.total(when, held, saved, row.after, waiting + row.fresh * copies)
             number = int(row.part and len(self.groups) > 1)
             full = self.groups[number].full(arrived[number])
             arrived[number] += row.numel * (not (self.stage.tied and row.name == "logits"))

@@ -185,7 +185,7 @@ class Rank:
         program = turns(r.schedule, self.layout.pp, r.n_micro, r.stages_per_rank, self.coords["pp"])
         cuts = law.cuts.state
         last_differs = not law.every_pass_sends and (cuts or WAYS[r.gradients].coding_bytes > 0)
-        return fullest(program, self.sizes, self.boundary, cuts, last_differs)
+        return fullest(program, self.sizes, self.boundary, cuts, last_differs, law.cuts.weights)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
