@@ -73,9 +73,9 @@ class Stage:
         return max(one.numel for one in self.params), max(size for _, size in self.weights)
 
     @cached_property
-    def highest(self) -> int:
-        """Bytes of the highest moment of any layer alone."""
-        return max(max(one.forward, one.backward) for one in self.layers)
+    def highest(self) -> tuple[int, int]:
+        """Bytes of the highest moment of any layer alone, forward and backward."""
+        return max(one.forward for one in self.layers), max(one.backward for one in self.layers)
 
     def part(self, experts: bool) -> tuple[Params, ...]:
         """The parameters of routed experts alone, or all others."""

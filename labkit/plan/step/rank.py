@@ -264,7 +264,8 @@ class Rank:
         state += sum(step.kept for step in steps)
         least = (shard if r.cuts.weights else numel * w) + state
         least += 0 if r.cuts.state else numel * r.gradient_bytes  # those that nothing cuts are always there
-        least += self.in_flight_bytes() + self.remembered()
+        in_flight = self.in_flight_bytes()
+        least += in_flight + self.remembered()
         unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
         amounts = Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), r.gathered_bytes)
         comes = r.strategy_law.most(amounts, r)
@@ -274,10 +275,14 @@ class Rank:
         if law:  # what AdamW keeps more of the rest; pieces, whole matrices and products of them
             step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
             step += max((step.temporaries(not r.cuts.state) for step in steps), default=0)
-        highest = max(stage.highest for stage in self.stages)
-        ways = 4 if r.schedule_law.held is None else 2 * r.schedule_law.messages
-        messages = (ways + r.n_micro * r.schedule_law.unanswered + 2 * r.splits) * (self.layout.pp > 1)
-        return least, least + highest + comes + copies + tied + step + self.cut_rows + messages * self.boundary
+        forward, backward = (max(stage.highest[k] for stage in self.stages) for k in (0, 1))
+        if self.layout.pp > 1:
+            ways = 4 if r.schedule_law.held is None else 2 * r.schedule_law.messages
+            backward += (ways + r.n_micro * r.schedule_law.unanswered + 2 * r.splits) * self.boundary
+            # nothing has come back yet while a pipeline fills: each micro-batch in flight has left a message behind
+            forward += sum(pairs_in_flight(r, self.layout, self.coords["pp"])) * self.boundary
+        passes = max(forward, backward) + copies + tied
+        return least, least + comes + max(passes, step - in_flight) + self.cut_rows  # no pass goes on while it steps
 
 
 @lru_cache(maxsize=1024)
