@@ -21,7 +21,6 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import check_plan
-from labkit.plan.laws.strategy import Waits
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.machine.topology import Links
@@ -155,7 +154,7 @@ def forecast(task: Task, way: Way) -> Forecast:
         (predict_memory(shape, way.layout, way.recipe, rank) for rank in fullest_ranks(shape, way.layout, way.recipe)),
         key=lambda memory_: memory_.total,
     )
-    return Forecast(Wired(shape, task, way).breakdown(), memory, task.cap_bytes)
+    return Forecast(step_time(shape, task, way).breakdown(), memory, task.cap_bytes)
 
 
 def ways(task: Task) -> list[tuple[Way, Forecast]]:
@@ -191,31 +190,16 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
     return ways_
 
 
-class Wired(StepTime):
-    """The parts of a step on a task's devices, each axis over the share of the links that the placing gives it."""
-
-    def __init__(self, shape: ModelShape, task: Task, way: Way) -> None:
-        """`way` must be one that the task allows."""
-        self.over = {axis: share_of_links(way.layout, axis, task.links(way.apart)) for axis in ("dp", "pp", "tp")}
-        # "cuda", since shaped links have their own reduce_scatter, as NCCL does
-        device = Hardware.measured(task.flops_per_s, MUCH_MEMORY_S, intra=task.intra, inter=task.inter, device="cuda")
-        device = device.changed(launch_s=task.launch_s)
-        super().__init__(shape, way.layout, way.recipe, device)
-
-    def tp_sum(self) -> tuple[float, float]:
-        """Seconds of one tensor-parallel sum, over the links of tp."""
-        self.hardware = self.hardware.changed(intra=self.over["tp"], inter=self.over["tp"])
-        return super().tp_sum()
-
-    def message_s(self) -> float:
-        """Seconds of one activation between stages, over the slowest hop of pp."""
-        self.hardware = self.hardware.changed(intra=self.over["pp"], inter=self.over["pp"])
-        return super().message_s()
-
-    def dp(self) -> Waits:
-        """Seconds along dp, over the links of dp."""
-        self.hardware = self.hardware.changed(intra=self.over["dp"], inter=self.over["dp"], node_size=self.layout.size)
-        return super().dp()
+def step_time(shape: ModelShape, task: Task, way: Way) -> StepTime:
+    """A step on a task's devices, each axis over the share of the links that the placing gives it."""
+    # "cuda", since shaped links have their own reduce_scatter, as NCCL does
+    device = Hardware.measured(task.flops_per_s, MUCH_MEMORY_S, intra=task.intra, inter=task.inter, device="cuda")
+    device, links = device.changed(launch_s=task.launch_s), {}
+    for axis in ("dp", "pp", "tp"):
+        link = share_of_links(way.layout, axis, task.links(way.apart))
+        links[axis] = device.changed(intra=link, inter=link)
+    links["dp"] = links["dp"].changed(node_size=way.layout.size)
+    return StepTime(shape, way.layout, way.recipe, device, links=links)
 
 
 def share_of_links(layout: Layout, axis: str, links: Links) -> Link:

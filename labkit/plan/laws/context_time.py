@@ -15,10 +15,13 @@ The law of one link: labkit.plan.laws.context.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from labkit.plan.breakdown import Item
 from labkit.plan.laws.context import exchange_s, unhidden_s
+from labkit.plan.laws.timing import Pass, Timing
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CutAttention
@@ -39,6 +42,22 @@ def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
     heads, keys = shape.n_head // setting.tp, max(1, shape.kv_heads // setting.tp)
     whole = setting.seq * setting.cp
     return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
+
+
+def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+    """Seconds of attention's exchange in one block, forward and backward, where rows are cut."""
+    if timing.layout.cp == 1 or layer not in ("block", "dense"):
+        return Pass(), Pass()
+    machine = timing.along("cp")
+    ahead, behind = exchanges(timing.shape, timing.setting, timing.products, timing.narrow, machine)
+    return Pass(cp=ahead.waits, hidden=ahead.hidden), Pass(cp=behind.waits, hidden=behind.hidden)
+
+
+def rows(timing: Timing, spent: Pass) -> Iterator[Item]:
+    """The seconds of all exchanges of a step, where rows are cut."""
+    if timing.layout.cp > 1:
+        formula = f"{timing.layout.cp} ranks by {timing.choices.context}, of which {spent.cp:.3g} s are waited for"
+        yield Item("cp", spent.cp + spent.hidden, "s", formula, "labkit.plan.laws.context")
 
 
 def exchanges(

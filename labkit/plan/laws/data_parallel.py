@@ -9,11 +9,12 @@ Source: Rajbhandari et al., arXiv:1910.02054, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import Strategy
+from labkit.plan.laws.strategy import State, Strategy, Waits, Work
+from labkit.plan.laws.timing import Timing
 from labkit.plan.laws.traffic import Traffic
 from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
@@ -63,3 +64,18 @@ def experts_sent(strategy: Strategy, traffic: Traffic, n: int) -> Iterator[Item]
     words = f"{moved:g}(m-1)/m X, m = {n} ranks with the same experts, X = {experts.parameter_bytes:,}"
     words += f", {gathers:g}(m-1)/m of {experts.coded:,} less" * bool(experts.coded)
     yield Item("expert_dp", value, "B", words, SOURCE)
+
+
+def waiting_s(strategy: Strategy, states: Iterable[State], work: Work, timing: Timing) -> Waits:
+    """The seconds of the communication of all states in a step, and those by which it makes the step longer."""
+    machine, choices = timing.along("dp"), timing.choices
+    by_state = [strategy.waits(state, work, choices, machine) for state in states if state.ranks > 1]
+    return Waits(sum(state.talk for state in by_state), sum(state.longer for state in by_state))
+
+
+def adding_s(strategy: Strategy, timing: Timing, params: float) -> float:
+    """Seconds in which the gradients of one micro-batch, of so many parameters, are added to those before it."""
+    choices = timing.choices
+    if strategy.every_pass_sends or (choices.n_turns == 1 and not choices.fp32_gradients):
+        return 0.0
+    return params * (2 * choices.gradient_bytes + choices.weight_bytes) / timing.machine.reachable_bytes_per_s

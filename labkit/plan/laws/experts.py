@@ -17,6 +17,7 @@ from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.data_parallel import experts_sent
 from labkit.plan.laws.strategy import Strategy
+from labkit.plan.laws.timing import Pass, Timing
 from labkit.plan.laws.traffic import Traffic
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.sizes import Sizes
@@ -85,6 +86,33 @@ def expert_traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[
     n_own = len(counts[0]) // n_ranks
     to = [[sum(row[j * n_own : (j + 1) * n_own]) for j in range(n_ranks)] for row in counts]
     return [(sum(to[r]) - to[r][r], sum(row[r] for row in to) - to[r][r]) for r in range(n_ranks)]
+
+
+def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+    """Seconds of the tokens' way to the experts of one block and back, once in each direction."""
+    shape, layout = timing.shape, timing.layout
+    if layer != "block" or not shape.n_expert:
+        return Pass(), Pass()
+    copies = timing.tokens * shape.top_k
+    both = 2 * travel_s(timing.along("ep"), layout, timing.imbalance * copies * shape.d_model * timing.narrow)
+    # gradients of the router's weights are terms of a sum over tp
+    weights = timing.along("tp").collective_s("all_reduce", layout.tp, 1, copies * max(4, timing.narrow))
+    return Pass(ep=both), Pass(ep=both, tp=weights)
+
+
+def rows(timing: Timing, spent: Pass) -> Iterator[Item]:
+    """The seconds of all tokens on their way in a step, for a model with experts."""
+    if timing.shape.n_expert:
+        times = (
+            "2 forward, 2 again and 2 backward" if timing.choices.recompute == "full" else "2 forward and 2 backward"
+        )
+        formula = f"{timing.layout.ep} ranks, all_to_alls of {timing.shape.top_k} B T D, {times} a block{load(timing)}"
+        yield Item("ep", spent.ep, "s", formula, "arXiv:2006.16668")
+
+
+def load(timing: Timing) -> str:
+    """The load of the slowest experts, in words, for the formula of a model with experts."""
+    return f"; the slowest experts have {timing.imbalance:g} times the mean load" * (timing.shape.n_expert > 0)
 
 
 def travel_s(machine: Hardware, layout: Layout, n_bytes: float) -> float:

@@ -27,7 +27,11 @@ from types import MappingProxyType
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.muon import MUON
 from labkit.plan.laws.shampoo import SHAMPOO
+from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.matrices import MatrixLaw
+
+STATE_BYTES = 80
+"""Bytes that AdamW reads and writes for a parameter in fp32: some 20 passes over 4 bytes, as torch runs it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,12 @@ class OptimizerLaw:
                 f"{self.name} puts matrices together from the pieces of all ranks, on the device that they talk "
                 "with, and offload moves the pieces to the CPU: leave offload out, or take adamw"
             )
+
+    def step_s(self, machine: Hardware, owned: float, width: int, flops: float) -> float:
+        """Seconds of a step on `owned` elements with a state of `width` bytes a number, and of the products of the
+        busiest owner of whole matrices, which are `flops`."""
+        products = machine.op_s(flops, 0, self.by_matrix.products(width)) if self.by_matrix else 0.0
+        return products + owned * STATE_BYTES * width / 4 * self.passes / machine.reachable_bytes_per_s
 
     def beside(self, by_matrix: bool) -> int:
         """Tensors as large as a parameter, or its piece, that lie beside it; `by_matrix`: of its parameter group."""

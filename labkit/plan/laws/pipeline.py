@@ -10,14 +10,19 @@ sections 2.2 and 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.schedules import LAWS
+from labkit.plan.laws.strategy import Waits
+from labkit.plan.laws.timing import Pass, Timing
 from labkit.plan.laws.traffic import Traffic
-from labkit.plan.machine.hardware import Hardware, line_of
+from labkit.plan.machine.hardware import line_of
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.schedule import simulate
 
 
 def refuses(shape: Sizes, choices: Choices, layout: Layout, tied: bool) -> Iterator[str]:
@@ -48,18 +53,65 @@ def sent(traffic: Traffic) -> Iterator[Item]:
     yield Item("pp", value, "B", f"({forward} + {back}) A, A={n_bytes:,}", "arXiv:2104.04473, 3.2")
 
 
-def message_s(machine: Hardware, layout: Layout, n_bytes: float) -> float:
+class Lasts(NamedTuple):
+    """Seconds of a pipeline.
+
+    whole   from its first to its last action, without messages;   own   the actions of the busiest rank
+    sends   what messages add to the whole"""
+
+    whole: float
+    own: float
+    sends: float
+
+
+def lasts(timing: Timing, passes: Sequence[tuple[Pass, Pass]], weights: float, simulated: int) -> Lasts:
+    """How long the schedule takes with these forwards and backwards of all stages; `weights`: W's share of a backward.
+
+    A schedule of at most `simulated` actions is simulated, a longer one follows its law."""
+    choices, p, send = timing.choices, timing.layout.pp, message_s(timing)
+    forward, backward = [one.total for one, _ in passes], [one.total for _, one in passes]
+    own = choices.n_turns * max(
+        sum(forward[stage] + backward[stage] for stage in choices.stages_on(place, p)) for place in range(p)
+    )
+    if len(passes) == 1:
+        return Lasts(own, own, 0.0)
+    if 2 * choices.n_micro * len(passes) <= simulated:
+        schedule = choices.schedule_for(p)
+        plain, sending = (
+            max(span.end for span in simulate(schedule, forward, backward, seconds, weights)) for seconds in (0.0, send)
+        )
+        return Lasts(plain, own, sending - plain)
+    slowest = max(zip(forward, backward, strict=True), key=sum)
+    law = LAWS[choices.schedule]
+    # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and the
+    # messages of it come on top
+    sends = 2 * (len(passes) - 1) * send * (1 + choices.n_turns / p * law.in_turn)
+    # with two directions, half of the ranks are on the way to where micro-batches enter
+    return Lasts(own + (p / choices.copies - 1) * law.idle_s(*slowest, weights), own, sends)
+
+
+def waiting_s(timing: Timing, seconds: Lasts) -> tuple[Waits, float]:
+    """The messages of a rank, and those that make the step longer; and the seconds in which the slowest rank waits."""
+    turns = timing.choices.n_turns * timing.choices.stages_per_rank
+    talk = 2 * turns * message_s(timing)
+    idle = max(0.0, seconds.whole - seconds.own) + max(0.0, seconds.sends - talk)
+    return Waits(talk, min(talk, seconds.sends)), idle + late_s(timing, turns)
+
+
+def message_s(timing: Timing) -> float:
     """Seconds of one activation from stage to stage; 0 for one rank."""
+    layout, machine = timing.layout, timing.along("pp")
     if layout.pp == 1:
         return 0.0
+    n_bytes = timing.tokens * timing.shape.d_model * timing.wide / (layout.tp if timing.setting.in_sequence else 1)
     inside = layout.pp * layout.cp * layout.tp <= machine.node_size
     return line_of(machine.intra if inside else machine.inter).seconds(n_bytes / machine.practice.wire)
 
 
-def late_s(machine: Hardware, layout: Layout, n_turns: int) -> float:
+def late_s(timing: Timing, turns: int) -> float:
     """Seconds of a pipeline that starts its messages late; a rank in the middle starts four for a micro-batch.
 
-    `n_turns`: micro-batches times stages on a rank."""
-    n_nodes = -(-layout.size // machine.node_size)
-    count = {1: 0, 2: 2}.get(layout.pp, 4) * (n_turns + layout.pp - 1)
-    return count * machine.practice.late(n_nodes)
+    `turns`: micro-batches times stages on a rank."""
+    layout, machine = timing.layout, timing.machine
+    count = {1: 0, 2: 2}.get(layout.pp, 4) * (turns + layout.pp - 1)
+    return count * machine.practice.late(-(-layout.size // machine.node_size))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.timing import Pass, Timing
 from labkit.plan.laws.traffic import Traffic
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.sizes import Sizes
@@ -55,6 +56,37 @@ def sums_again(choices: Choices, mixed: bool = False) -> float:
     `mixed`: a block with experts, which keep what was gathered for them unless all of the block runs again."""
     in_sequence, gathers = choices.sequence_parallel, 1 if mixed else 2
     return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(choices.recompute, 0.5 * gathers * in_sequence)
+
+
+def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+    """Seconds of the sums of one layer, forward and backward, and those in which Python starts them.
+
+    Attention and MLP close with a sum in each direction; the embedding with one forward, the head with one backward."""
+    choices, setting, n = timing.choices, timing.setting, timing.layout.tp
+    # autocast keeps its copy of what was gathered, and a block that runs again as a whole gathers in that run
+    kept = choices.recompute == "full" or timing.narrow < timing.wide
+    repeated = 0.0 if kept else sums_again(choices, layer == "block" and timing.shape.n_expert > 0)
+    counts = {"embedding": (1, 0), "head": (0, 1)}.get(layer, (2, 2 + repeated))
+    crosses = timing.layout.pp > 1 and timing.layout.size > timing.machine.node_size
+    call = timing.machine.practice.host_call_s * (1 + crosses * n)
+    calls = (n > 1) * (1 + setting.in_sequence) * call
+    size, machine = timing.tokens * timing.shape.d_model, timing.along("tp")
+    forward, backward = (
+        Pass(tp=count * sum_s(machine, n, size, width, setting.in_sequence), host=count * calls)
+        for count, width in zip(counts, (timing.narrow, timing.wide), strict=True)
+    )
+    return forward, backward
+
+
+def rerun(choices: Choices, forward: Pass) -> Pass:
+    """What of a block's forward runs again where all of it does: one of its two sums, the last one, does not."""
+    return forward._replace(tp=forward.tp * sums_again(choices) / 2)
+
+
+def row(timing: Timing, spent: Pass) -> Item:
+    """The seconds of all sums of a step."""
+    formula = f"{timing.layout.tp} ranks, ring all_reduce of B T D, 4 a block"
+    return Item("tp", spent.tp, "s", formula, "arXiv:1909.08053, 3")
 
 
 def sum_s(machine: Hardware, n: int, numel: int, width: int, in_sequence: bool) -> float:

@@ -47,12 +47,12 @@ from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.checks import is_whole
+from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.layers import layer as table
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.step.compute_time import Bench
-from labkit.plan.step.time import STATE_BYTES
 
 LINEARS = ("query", "key", "value", "out", "up", "down")
 TARGETS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -101,7 +101,7 @@ def test_the_controls_move_what_the_laws_say(board):
     """Would catch a slider without a picture, and a task whose links are forgotten."""
     explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
     page.check(explorer.static())
-    assert "home; pp 4: 1f1b of 2, checkpointing: predicted 2.74 MB s, fits under the cap" in explorer.static().label
+    assert "home; pp 4: 1f1b of 2, checkpointing: predicted 2.7 MB s, fits under the cap" in explorer.static().label
     explorer.checkpointing.value = False
     assert "pp 4: 1f1b of 2: predicted" in explorer.shown.value
     assert "MB over the cap" in explorer.shown.value
