@@ -13,7 +13,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from labkit.plan.checks import is_whole
-from labkit.plan.laws import context, data_parallel, experts, optimizers, pipeline, schedules, strategies, tensor
+from labkit.plan.laws import (
+    context,
+    data_parallel,
+    expert_tensor,
+    experts,
+    optimizers,
+    pipeline,
+    schedules,
+    strategies,
+    tensor,
+)  # fmt: skip
 from labkit.plan.laws.choices import Cuts
 from labkit.plan.laws.optimizers import OptimizerLaw
 from labkit.plan.laws.precisions import PRECISIONS as PRECISION_LAWS, SCALINGS, Precision
@@ -316,6 +326,7 @@ def refusals(shape: ModelShape, recipe: Recipe, layout: Layout, tied: bool) -> I
 
     `tied`: True if the head's weight is the embedding's on whichever stages these are."""
     yield from experts.refuses(shape, recipe, layout)
+    yield from expert_tensor.refuses(shape, layout)
     yield from data_parallel.refuses(recipe, layout)
     yield from recipe.strategy_law.refuses(layout)
     yield from pipeline.refuses(shape, recipe, layout, tied)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from labkit.plan.job.recipe import Recipe, refusals
 from labkit.plan.job.turns import turns
-from labkit.plan.laws import experts
+from labkit.plan.laws import expert_tensor, experts
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
@@ -28,7 +28,7 @@ def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
         raise ValueError(
             f"labkit's planner does not know tp beside latent attention yet, got tp={layout.tp}: take tp=1"
         )
-    for reason in experts.refuses(shape, recipe, layout):
+    for reason in (*experts.refuses(shape, recipe, layout), *expert_tensor.refuses(shape, layout)):
         raise ValueError(reason)
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
     for reason in refusals(shape, recipe, layout, tied=False):

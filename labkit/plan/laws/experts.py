@@ -40,8 +40,6 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
     if shape.n_expert % layout.ep:
         mend = multiples("n_expert", shape.n_expert, layout.ep)
         yield f"n_expert={shape.n_expert} experts cannot be dealt out evenly to ep={layout.ep} ranks: {mend}"
-    if shape.expert_hidden % layout.tp:
-        yield f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts"
     if choices.copies > 1:
         yield (
             f"{choices.schedule} keeps each stage on two ranks, and experts are dealt out along dp alone: "
@@ -93,11 +91,9 @@ def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
     shape, layout = timing.shape, timing.layout
     if layer != "block" or not shape.n_expert:
         return Pass(), Pass()
-    copies = timing.tokens * shape.top_k
-    both = 2 * travel_s(timing.along("ep"), layout, timing.imbalance * copies * shape.d_model * timing.narrow)
-    # gradients of the router's weights are terms of a sum over tp
-    weights = timing.along("tp").collective_s("all_reduce", layout.tp, 1, copies * max(4, timing.narrow))
-    return Pass(ep=both), Pass(ep=both, tp=weights)
+    n_bytes = timing.imbalance * timing.tokens * shape.top_k * shape.d_model * timing.narrow
+    both = 2 * travel_s(timing.along("ep"), layout, n_bytes)
+    return Pass(ep=both), Pass(ep=both)
 
 
 def rows(timing: Timing, spent: Pass) -> Iterator[Item]:

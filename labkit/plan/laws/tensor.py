@@ -3,7 +3,7 @@
     sends    A = bytes of the activations of all rows of this rank, [rows, T, D]
              2 (n-1)/n A for every all_reduce: two in forward and two in backward of each block, one more for the
              embedding (forward) and one for the head (backward); and 3 numbers a token for the loss. A mixture of
-             experts sends what an MLP does, and k numbers a token in backward, in fp32 at least
+             experts sends what an MLP does, and a little more (laws/expert_tensor.py)
     again    full: attention's closing all_reduce, and not that of the MLP, with which a block ends; in sequence both
              gathers as well, which are half an all_reduce each, and are all that "gathers" and "selective" run again
     waits    for all of it: the next product needs the sum
@@ -38,16 +38,12 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
 
 
 def sent(traffic: Traffic) -> Iterator[Item]:
-    """Along tp: sums of activations, of the loss, and of the gradients of experts' weights."""
-    n, choices, tokens, word, top_k = (
-        traffic.layout.tp, traffic.choices, traffic.tokens, traffic.word, traffic.top_k,
-    )  # fmt: skip
-    reduces = (4 + sums_again(choices, top_k > 0)) * traffic.n_layer + (0 in traffic.stages) + traffic.is_last
+    """Along tp: sums of activations, and of the loss."""
+    n, choices, tokens, word = traffic.layout.tp, traffic.choices, traffic.tokens, traffic.word
+    reduces = (4 + sums_again(choices, traffic.top_k > 0)) * traffic.n_layer + (0 in traffic.stages) + traffic.is_last
     loss = 3 * tokens * max(4, word) * traffic.is_last
-    weights = traffic.n_layer * top_k * tokens * max(4, word)
-    value = 2 * (n - 1) / n * (reduces * tokens * traffic.d_model * word + loss + weights)
-    routed = " + gradients of experts' weights" * (top_k > 0)
-    yield Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss{routed}), n={n}", "arXiv:1909.08053, 3")
+    value = 2 * (n - 1) / n * (reduces * tokens * traffic.d_model * word + loss)
+    yield Item("tp", value, "B", f"2(n-1)/n ({reduces:g} A + loss), n={n}", "arXiv:1909.08053, 3")
 
 
 def sums_again(choices: Choices, mixed: bool = False) -> float:

@@ -1,7 +1,7 @@
 """What one rank sends in one training step, axis by axis: the sum of what each law says. The ledger is held against it.
 
     dp    a strategy's reduce-scatters and gathers        labkit.plan.laws.data_parallel, and the strategy's own file
-    tp    sums of activations                             labkit.plan.laws.tensor
+    tp    sums of activations                             labkit.plan.laws.tensor, expert_tensor
     pp    activations and their gradients                 labkit.plan.laws.pipeline
     cp    keys and values, or tokens for heads            labkit.plan.laws.context
     ep    tokens to their experts, expert_dp their state  labkit.plan.laws.experts
@@ -20,7 +20,7 @@ from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.job.recipe import Recipe
-from labkit.plan.laws import context, data_parallel, experts as expert_law, pipeline, tensor
+from labkit.plan.laws import context, data_parallel, expert_tensor, experts as expert_law, pipeline, tensor
 from labkit.plan.laws.traffic import ExpertLoad, Traffic
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
@@ -57,6 +57,8 @@ def sent_per_step(
         *context.sent_in_step(traffic),
         *expert_law.sent(recipe.strategy_law, traffic),
     ]
+    for item in expert_tensor.sent(traffic):
+        items = [_plus(own, item.value, item.formula) if own.name == item.name else own for own in items]
     if recipe.steps_by.by_matrix:
         if heads is None:
             raise ValueError(
@@ -72,13 +74,13 @@ def with_pieces(items: Iterable[Item], shape: ModelShape, layout: Layout, recipe
     held, name = Rank(shape, layout, recipe, rank, "cpu"), recipe.optimizer.capitalize()
     (rest, over_tp), (of_experts, of_experts_over_tp) = (sent_over(held.matrix_steps(part)) for part in (0, 1))
     pieces = {recipe.axes[0]: rest, "expert_dp": of_experts, "tp": over_tp + of_experts_over_tp}
-    return [_plus(item, pieces.get(item.name, 0), name) for item in items]
+    return [_plus(item, pieces.get(item.name, 0), f"pieces for {name}") for item in items]
 
 
-def _plus(item: Item, n_bytes: int, name: str) -> Item:
+def _plus(item: Item, n_bytes: float, words: str) -> Item:
     if not n_bytes:
         return item
-    return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,} of pieces for {name}")
+    return replace(item, value=item.value + n_bytes, formula=f"{item.formula} + {n_bytes:,.0f} of {words}")
 
 
 def dp_moves(strategy: str, n_micro: int) -> tuple[int, int]:

@@ -43,7 +43,7 @@ from labkit.plan.job.stages import (
     setting_of,
     state_params,
 )  # fmt: skip
-from labkit.plan.laws import context_time, data_parallel, experts, pipeline, tensor
+from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
 from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
 from labkit.plan.laws.strategy import State, Work
@@ -149,7 +149,7 @@ class StepTime:
         Ops are issued while earlier ones are computed, so that the longer of both counts."""
         timing, passes = self.timing, list[Pass]()
         cost = seconds_of(self.shape, name, timing.setting, timing.products, timing.machine, timing.imbalance)
-        added = (law.layer_s(timing, name) for law in (tensor, context_time, experts))
+        added = (law.layer_s(timing, name) for law in (tensor, context_time, experts, expert_tensor))
         for compute, sums, *others in zip((cost.forward, cost.backward), *added, strict=True):
             idle = max(0.0, cost.host + sums.host - compute - sums.tp)
             both = sums._replace(compute=compute, host=idle)
