@@ -119,8 +119,9 @@ class StepTime:
         self.params = sum(state.params for state in self.states)
         n_stages = recipe.n_stages(self.p)
         sums = self.tp_sum()
+        self.reruns = recipe.recompute == "full"  # blocks run forward twice
         # sums of a layer, forward and backward: attention and MLP close with one each way; so do the two ends
-        kept = recipe.checkpointing or self.narrow < self.wide  # autocast keeps its copy of what was gathered
+        kept = self.reruns or self.narrow < self.wide  # autocast keeps its copy of what was gathered
         plain, mixed = (0.0 if kept else tensor.sums_again(recipe, mixed) for mixed in (False, shape.n_expert > 0))
         self.layers = {
             "embedding": self.layer("embedding", sums, 1, 0),
@@ -210,7 +211,7 @@ class StepTime:
         for name, count in counts.items():
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
-        if self.recipe.checkpointing:
+        if self.reruns:
             for name in counts.keys() & {"block", "dense"}:
                 rerun = self.layers[name][0]
                 rerun = rerun._replace(tp=rerun.tp * tensor.sums_again(self.recipe) / 2)  # of 2 sums
@@ -258,7 +259,7 @@ class StepTime:
         """W's share of a backward that is cut in two: half of it, but for what B runs again, and for the gradients of
         tokens on their way from experts, which only B sends."""
         ahead, back = self.layers["block"]
-        whole = back.total + ahead.total * self.recipe.checkpointing
+        whole = back.total + ahead.total * self.reruns
         return 0.5 * (back.total - back.ep) / whole
 
     def dp(self) -> Waits:
@@ -298,7 +299,7 @@ class StepTime:
         )
         dp, open_ = self.dp()
         behind = max(0.0, pp - sent)
-        flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.recipe.checkpointing).items)
+        flops = sum(item.value for item in self.shape.flops(1, checkpointing=self.reruns).items)
         n = self.states[0].ranks
         batch = f"{plural(self.setting.rows, 'row')} x {plural(self.recipe.n_micro, 'micro-batch')}"
         host = spent.host + self.hardware.practice.step_s
@@ -317,7 +318,7 @@ class StepTime:
             ("optimizer", self.optimizer(), f"{STATE_BYTES} bytes a parameter owned", "torch.optim, unfused"),
         ]  # fmt: skip
         if self.shape.n_expert:
-            times = "2 forward, 2 again and 2 backward" if self.recipe.checkpointing else "2 forward and 2 backward"
+            times = "2 forward, 2 again and 2 backward" if self.reruns else "2 forward and 2 backward"
             formula = f"{self.layout.ep} ranks, all_to_alls of {self.shape.top_k} B T D, {times} a block{routed}"
             rows.insert(3, ("ep", spent.ep, formula, "arXiv:2006.16668"))
         if self.layout.cp > 1:
