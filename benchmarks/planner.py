@@ -34,12 +34,12 @@ from labkit.train.config import GPTConfig
 
 KNOWN = (
     (GPTConfig(4, 256, 8, 512, 128, tied=False), Recipe(batch_size=8)),
-    (GPTConfig(2, 384, 6, 1024, 64), Recipe(batch_size=8, checkpointing=True)),
+    (GPTConfig(2, 384, 6, 1024, 64), Recipe(batch_size=8, recompute="full")),
 )
 ALONE = (
     (GPTConfig(2, 512, 8, 1000, 128, tied=False), Recipe(batch_size=4)),
     (GPTConfig(6, 128, 4, 256, 256), Recipe(batch_size=8)),
-    (GPTConfig(3, 320, 5, 2048, 192), Recipe(batch_size=4, n_micro=2, checkpointing=True)),
+    (GPTConfig(3, 320, 5, 2048, 192), Recipe(batch_size=4, n_micro=2, recompute="full")),
     (GPTConfig(4, 384, 6, 512, 128), Recipe(batch_size=4, optimizer="sgd")),
 )
 SPREAD = GPTConfig(4, 320, 4, 1024, 128, tied=False)
@@ -87,7 +87,7 @@ def steps(n_ranks: int, rounds: int) -> tuple[Hardware, list[dict[str, Any]]]:
     if n_ranks > 1:
         asked = [(SPREAD, layout, recipe) for layout, recipe in TOGETHER]
     known = [
-        (config, Layout(dp=n_ranks), Recipe(batch_size=8 * n_ranks, checkpointing=recipe.checkpointing))
+        (config, Layout(dp=n_ranks), Recipe(batch_size=8 * n_ranks, recompute=recipe.recompute))
         for config, recipe in KNOWN
     ]
     seen: list[list[tuple[Any, float]]] = [[] for _ in asked]

@@ -48,7 +48,6 @@ from labkit.parallel.eight_bit_weights import EightBits
 from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
-from labkit.parallel.offload import Offload
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.tensor_plan import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
@@ -68,6 +67,7 @@ from labkit.train.gpt import GPT, Block, cross_entropy
 from labkit.train.groups import grouped, mark_
 from labkit.train.large_batch import Warmup
 from labkit.train.loss_scale import Scaler
+from labkit.train.offload import Offload
 from labkit.train.optimizers import optimizer_of
 from labkit.train.precision import MasterWeights
 from labkit.train.recompute import recompute_selectively_

@@ -166,9 +166,9 @@ def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
 
 OTHERS = {
     "strategy": "zero3", "schedule": "gpipe", "batch_size": 12, "n_micro": 3, "stages_per_rank": 2,
-    "checkpointing": True, "sequence_parallel": True, "precision": "fp8", "fp32_gradients": True, "offload": True,
+    "recompute": "full", "sequence_parallel": True, "precision": "fp8", "fp32_gradients": True, "offload": True,
     "optimizer": "adam", "lr": 0.5, "weight_decay": 0.25, "warmup_steps": 7, "clip_norm": 2.0, "bucket_bytes": 4096,
-    "prefetch": 4, "seed": 5, "recompute": "full", "shard_ranks": 2, "reshard": False, "scaling": "tiles",
+    "prefetch": 4, "seed": 5, "shard_ranks": 2, "reshard": False, "scaling": "tiles",
     "fp8_gathers": True, "decay_on": "linears", "context": "ulysses", "gradients": "8bit",
 }  # fmt: skip
 """Of each field of a recipe another value than the usual one."""
@@ -189,6 +189,14 @@ def test_each_field_of_a_recipe_is_an_option_with_help(field, monkeypatch):
     text = " ".join(typed("train", "--help").stdout.replace("│", " ").split())
     assert f"{name} " in text
     assert meaning(field.name)
+
+
+def test_an_old_name_is_an_option_that_sets_the_new_one(monkeypatch):
+    """Would catch an old command line that is refused, or trains another way."""
+    made = list[Recipe]()
+    monkeypatch.setattr("labkit.course.training.training.train", lambda order: made.append(order.recipe))
+    assert typed("train", "--checkpointing").returncode == 0
+    assert made == [Recipe(recompute="full")]
 
 
 def test_a_new_field_of_a_recipe_is_an_option_at_once(monkeypatch):

@@ -105,13 +105,13 @@ def apart(mine, theirs):
 @pytest.fixture(scope="module")
 def truth():
     """The float64 reference, with everything on that the recipes below have on."""
-    return one_process(CONFIG, recipe_of("ddp", "1f1b", False, 1))
+    return one_process(CONFIG, recipe_of("ddp", "1f1b", "none", 1))
 
 
-def recipe_of(strategy, schedule, checkpointing, n_micro, precision="fp64", **more):
+def recipe_of(strategy, schedule, recompute, n_micro, precision="fp64", **more):
     stages = 2 if schedule in ("interleaved", *TWO_STAGES) else 1
     return Recipe(
-        strategy, schedule, 16, n_micro, stages, checkpointing, precision=precision, weight_decay=0.1, warmup_steps=2,
+        strategy, schedule, 16, n_micro, stages, recompute, precision=precision, weight_decay=0.1, warmup_steps=2,
         clip_norm=0.5, bucket_bytes=4000, **more,
     )  # fmt: skip
 
@@ -134,30 +134,30 @@ def test_every_layout_and_strategy_trains_as_one_process_does(sizes, strategy, t
         recipe = Recipe(strategy, batch_size=9, n_micro=2, precision="fp64", clip_norm=0.5)
         assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), one_process(CONFIG, recipe)) < 1e-12
         return
-    recipe = recipe_of(strategy, "1f1b", sizes[1] > 1, 4)
+    recipe = recipe_of(strategy, "1f1b", "full" if sizes[1] > 1 else "none", 4)
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "v_min")
 FIRST_SCHEDULES = [
-    ("naive", "zero3", False), ("gpipe", "zero2", True), ("1f1b", "ddp", False), ("1f1b", "zero3", True),
-    ("interleaved", "zero1", True), ("interleaved", "zero3", False), ("zero_bubble", "zero2", True),
-    ("v_min", "zero1", False),
+    ("naive", "zero3", "none"), ("gpipe", "zero2", "full"), ("1f1b", "ddp", "none"), ("1f1b", "zero3", "full"),
+    ("interleaved", "zero1", "full"), ("interleaved", "zero3", "none"), ("zero_bubble", "zero2", "full"),
+    ("v_min", "zero1", "none"),
 ]  # fmt: skip
 
 
-def cannot(schedule, strategy, checkpointing):
+def cannot(schedule, strategy, recompute):
     """Whether it is refused: see the test below."""
     return schedule in SPLIT and strategy == "zero3"
 
 
 @pytest.mark.parametrize(
-    ("schedule", "strategy", "checkpointing"),
-    selection(FIRST_SCHEDULES, SCHEDULES, STRATEGIES, [False, True], there_is=lambda *case: not cannot(*case)),
+    ("schedule", "strategy", "recompute"),
+    selection(FIRST_SCHEDULES, SCHEDULES, STRATEGIES, ["none", "full"], there_is=lambda *case: not cannot(*case)),
 )
-def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strategy, checkpointing, truth, tmp_path):
+def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strategy, recompute, truth, tmp_path):
     """Would catch a strategy that arms itself in forward, and a schedule that mixes up micro-batches."""
-    recipe = recipe_of(strategy, schedule, checkpointing, 1 if schedule == "naive" else 3)
+    recipe = recipe_of(strategy, schedule, recompute, 1 if schedule == "naive" else 3)
     assert apart(run(CONFIG, recipe, Layout(2, 2, 2), tmp_path), truth) < 1e-12
 
 
@@ -165,7 +165,7 @@ def test_every_schedule_with_every_strategy_in_three_dimensions(schedule, strate
 def test_a_backward_in_two_halves_is_refused_where_nothing_is_left_to_do_later(schedule, tmp_path):
     """Would catch an error in the middle of a step in place of a sentence."""
     with pytest.raises(ValueError, match="use '1f1b'"):
-        run(CONFIG, recipe_of("zero3", schedule, False, 4), Layout(2, 2, 2), tmp_path)
+        run(CONFIG, recipe_of("zero3", schedule, "none", 4), Layout(2, 2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_backwards_in_two_halves_train_as_one_process_does_also_with_recomputati
     schedule, recompute, truth, tmp_path
 ):
     """Would catch values that B has made again and W finds gone, and stages of a V on the wrong rank."""
-    recipe = recipe_of("zero1", schedule, None, 4, recompute=recompute, sequence_parallel=True)
+    recipe = recipe_of("zero1", schedule, recompute, 4, sequence_parallel=True)
     assert apart(run(CONFIG, recipe, Layout(1, 2, 2), tmp_path), truth) < 1e-12
 
 
@@ -188,13 +188,13 @@ def test_backwards_in_two_halves_train_as_one_process_does_also_with_recomputati
 @pytest.mark.parametrize(("strategy", "schedule"), [("ddp", "1f1b"), ("zero3", "gpipe")])
 def test_thirty_two_ranks_in_three_dimensions(strategy, schedule, truth, tmp_path):
     """Would catch groups that are right for two ranks along an axis only."""
-    assert apart(run(CONFIG, recipe_of(strategy, schedule, False, 4), Layout(4, 4, 2), tmp_path), truth) < 1e-12
+    assert apart(run(CONFIG, recipe_of(strategy, schedule, "none", 4), Layout(4, 4, 2), tmp_path), truth) < 1e-12
 
 
 HYBRIDS = [
     ((4, 1, 1), {"shard_ranks": 2}, {}), ((2, 2, 2), {"shard_ranks": 1, "reshard": False}, {}),
     ((4, 1, 2), {"shard_ranks": 2}, {"sequence_parallel": True, "recompute": "selective"}),
-    ((4, 2, 1), {"shard_ranks": 2, "reshard": False}, {"offload": True, "checkpointing": True}),
+    ((4, 2, 1), {"shard_ranks": 2, "reshard": False}, {"offload": True, "recompute": "full"}),
     ((2, 2, 1), {"reshard": False}, {"schedule": "gpipe"}),
     ((2, 2, 1), {"reshard": False}, {"schedule": "interleaved"}),
 ]  # fmt: skip
@@ -204,7 +204,7 @@ HYBRIDS = [
 def test_sharding_in_groups_and_units_that_stay_whole_train_as_one_process_does(sizes, sharding, more, truth, tmp_path):
     """Would catch groups whose members have other parts of the model, a norm that counts each copy, and a unit that is
     freed while a micro-batch in flight needs it."""
-    more = {"schedule": "1f1b", "checkpointing": None, **more}
+    more = {"schedule": "1f1b", "recompute": "none", **more}
     recipe = recipe_of("zero3", n_micro=4, **more, **sharding)
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
@@ -230,7 +230,7 @@ def test_muon_shampoo_and_parameter_groups_train_as_one_process_does(sizes, stra
     """Would catch a matrix that nobody owns, slices of tp put together in the wrong order, and a group's option that is
     given to all. Products of Newton-Schulz in another order differ in the last bits, 15 of them in a row."""
     rows = {"batch_size": 9, "n_micro": 1} if sizes[0] == 3 else {}
-    recipe = replace(recipe_of(strategy, "1f1b", False, 2, **more), **rows)
+    recipe = replace(recipe_of(strategy, "1f1b", "none", 2, **more), **rows)
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), one_process(CONFIG, recipe)) < 1e-11
 
 
@@ -246,10 +246,10 @@ def test_muon_shampoo_and_parameter_groups_train_as_one_process_does(sizes, stra
 def test_muon_shampoo_and_few_key_heads_go_on_in_any_other_layout(config, more, tmp_path):
     """Would catch momentum that is not saved, or put in place for another piece, an owner's state that does not come to
     the owner of another layout, and a key that is cut like a query."""
-    recipe = recipe_of("zero1", "1f1b", False, 2, **more)
+    recipe = recipe_of("zero1", "1f1b", "none", 2, **more)
     wanted, found = one_process(config, recipe), []
     for number, (strategy, sizes) in enumerate([("zero3", (3, 1, 2)), ("zero1", (2, 2, 1)), ("ddp", (1, 1, 4))]):
-        recipe = recipe_of(strategy, "1f1b", False, 2, **more)
+        recipe = recipe_of(strategy, "1f1b", "none", 2, **more)
 
         def one_step(group, recipe=recipe, sizes=sizes, number=number):
             layout = Layout(*sizes)
@@ -280,7 +280,7 @@ FROM_BOTH_ENDS = [
 def test_a_pipeline_that_is_entered_at_both_ends_trains_as_one_process_does(sizes, strategy, n_micro, more, tmp_path):
     """Would catch copies of a stage that see half of the rows and average over one end alone, a loss that is counted at
     each end, a norm with each stage twice, and a checkpoint that holds each stage twice, or half of it."""
-    recipe = recipe_of(strategy, "dualpipe", None, n_micro, **more)
+    recipe = recipe_of(strategy, "dualpipe", "none", n_micro, **more)
     recipe = replace(recipe, batch_size=12) if sizes[0] == 3 else recipe
     reference = one_process(CONFIG, recipe)
     loose = 1e-11 if recipe.optimizer == "muon" else 1e-12
@@ -291,7 +291,7 @@ def test_a_pipeline_that_is_entered_at_both_ends_trains_as_one_process_does(size
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
 def test_both_copies_of_a_stage_stay_bit_for_bit_the_same(strategy):
     """Would catch gradients that the two ranks of a stage add up in two orders, and a copy that is stepped on alone."""
-    recipe = recipe_of(strategy, "dualpipe", None, 4)
+    recipe = recipe_of(strategy, "dualpipe", "none", 4)
 
     def weights(group):
         mesh = Mesh.connect(Layout(2, 4), group)
@@ -315,7 +315,7 @@ def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth,
     ways = [("zero1", "dualpipe", (2, 4)), ("zero3", "1f1b", (3, 1, 2)), ("zero2", "dualpipe", (1, 2, 2))]
     found = []
     for number, (strategy, schedule, sizes) in enumerate(ways):
-        recipe = recipe_of(strategy, schedule, None, 4)
+        recipe = recipe_of(strategy, schedule, "none", 4)
 
         def one_step(group, recipe=recipe, sizes=sizes, number=number):
             mesh = Mesh.connect(Layout(*sizes), group)
@@ -333,7 +333,7 @@ def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth,
 @pytest.mark.rest
 def test_eight_real_processes_enter_a_pipeline_at_both_ends(truth, tmp_path, eight):
     """Would catch what threads hide: sums over two ranks of a pipeline while its messages are under way."""
-    recipe = recipe_of("zero1", "dualpipe", True, 4)
+    recipe = recipe_of("zero1", "dualpipe", "full", 4)
     found = [r.value for r in eight.run(one_rank, CONFIG, recipe, Layout(2, 4), str(tmp_path))]
     assert apart((found[0], checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
 
@@ -344,28 +344,28 @@ FIRST_SEQUENCES = [((2, 1, 2), "ddp"), ((2, 1, 2), "zero3"), ((1, 2, 2), "zero1"
 @pytest.mark.parametrize(("sizes", "strategy"), selection(FIRST_SEQUENCES, [(2, 1, 2), (1, 2, 2)], STRATEGIES), ids=str)
 def test_sequence_parallel_trains_as_one_process_does(sizes, strategy, truth, tmp_path):
     """Would catch norms whose gradients are those of a slice of the sequence."""
-    recipe = recipe_of(strategy, "1f1b", False, 2, sequence_parallel=True)
+    recipe = recipe_of(strategy, "1f1b", "none", 2, sequence_parallel=True)
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
 CONTEXTS = [  # dp, pp, tp, cp
-    ((1, 1, 1, 2), "ring", {"checkpointing": True}),
+    ((1, 1, 1, 2), "ring", {"recompute": "full"}),
     ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "recompute": "selective"}),
     ((1, 2, 1, 2), "gather", {"strategy": "zero1"}),
     ((1, 1, 2, 2), "ring", {"strategy": "zero3", "sequence_parallel": True, "recompute": "gathers"}),
 ]
 MORE_CONTEXTS = [
     ((1, 1, 1, 4), "ring", {"strategy": "zero3"}),
-    ((1, 1, 1, 4), "gather", {"strategy": "zero2", "checkpointing": True}),
+    ((1, 1, 1, 4), "gather", {"strategy": "zero2", "recompute": "full"}),
     ((1, 1, 1, 4), "ulysses", {"strategy": "zero1"}),
     ((2, 1, 2, 2), "ulysses", {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
-    ((1, 2, 2, 2), "ring", {"strategy": "zero3", "checkpointing": True}),
+    ((1, 2, 2, 2), "ring", {"strategy": "zero3", "recompute": "full"}),
     ((2, 2, 2, 2), "ring", {"strategy": "zero3", "sequence_parallel": True, "schedule": "interleaved"}),
     ((1, 2, 1, 2), "ulysses", {"strategy": "zero1", "schedule": "zero_bubble"}),
     ((1, 2, 1, 2), "ring", {"strategy": "ddp", "schedule": "zero_bubble"}),
     ((2, 1, 1, 4), "gather", {"strategy": "zero3", "reshard": False, "offload": True}),
     ((4, 1, 1, 2), "ring", {"strategy": "zero3", "shard_ranks": 2}),
-    ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "shard_ranks": 1, "checkpointing": True}),
+    ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "shard_ranks": 1, "recompute": "full"}),
     ((2, 1, 1, 2), "ring", {"strategy": "zero3", **MUON, **BY_KIND}),
     ((1, 1, 2, 2), "gather", {"strategy": "zero1", **MUON}),
     ((2, 1, 1, 2), "ulysses", {"strategy": "ddp", **MUON}),
@@ -383,7 +383,7 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     runs again in backward while a neighbour does something else."""
     config = replace(CONFIG, position=position)
     dp, pp, tp, cp = sizes
-    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
+    choices = {"strategy": "ddp", "schedule": "1f1b", "recompute": "none", **more}
     recipe = recipe_of(**choices, n_micro=2, context=context)
     usual = position == "learned" and recipe.optimizer == "adamw"
     reference = truth if usual else one_process(config, recipe)
@@ -394,10 +394,10 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
 SHARED_KEYS = [  # dp, pp, tp, cp
     ((1, 1, 1, 1), {}), ((1, 1, 2, 1), {"strategy": "zero1"}), ((1, 1, 4, 1), {"strategy": "zero2"}),
     ((1, 2, 1, 1), {"schedule": "zero_bubble"}), ((3, 1, 1, 1), {"strategy": "zero3", "batch_size": 18}),
-    ((2, 1, 1, 1), {"strategy": "zero3", "checkpointing": True}), ((2, 1, 2, 1), {"strategy": "zero1", **MUON}),
+    ((2, 1, 1, 1), {"strategy": "zero3", "recompute": "full"}), ((2, 1, 2, 1), {"strategy": "zero1", **MUON}),
     ((1, 1, 2, 1), {"sequence_parallel": True, "recompute": "selective"}), ((1, 1, 1, 2), {"context": "ring"}),
     ((1, 1, 1, 4), {"context": "ulysses"}), ((1, 1, 2, 2), {"context": "ulysses", "strategy": "zero3"}),
-    ((1, 2, 1, 2), {"context": "gather", "checkpointing": True}),
+    ((1, 2, 1, 2), {"context": "gather", "recompute": "full"}),
     ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "sequence_parallel": True}),
     ((2, 1, 2, 2), {"strategy": "zero2", "context": "ring", "recompute": "gathers", "sequence_parallel": True}),
 ]  # fmt: skip
@@ -412,7 +412,7 @@ def test_query_heads_that_share_key_heads_train_as_in_one_process(sizes, more, t
     """Would catch key heads that are cut where query heads are, a rank whose query heads meet another rank's keys, and
     gradients of keys that only one query head of a group has given. One process computes with torch's own attention."""
     dp, pp, tp, cp = sizes
-    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, **more}
+    choices = {"strategy": "ddp", "schedule": "1f1b", "recompute": "none", **more}
     rows = {"batch_size": choices.pop("batch_size", 16)}
     recipe = replace(recipe_of(**choices, n_micro=2), **rows)
     assert apart(run(GROUPED, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(GROUPED, recipe)) < 1e-11
@@ -442,14 +442,14 @@ def each_alone(model, recipe, number):
 
 
 PACKED = [  # dp, pp, tp, cp
-    ((1, 2, 1, 2), {"context": "ring", "checkpointing": True}), ((1, 1, 1, 1), {}),
+    ((1, 2, 1, 2), {"context": "ring", "recompute": "full"}), ((1, 1, 1, 1), {}),
     ((2, 1, 1, 1), {"strategy": "zero3", "n_micro": 4, "recompute": "selective"}),
     ((1, 1, 2, 1), {"strategy": "zero1", "sequence_parallel": True, "recompute": "gathers"}),
-    ((1, 1, 4, 1), {"checkpointing": True}), ((1, 2, 1, 1), {"schedule": "zero_bubble", "n_micro": 3}),
+    ((1, 1, 4, 1), {"recompute": "full"}), ((1, 2, 1, 1), {"schedule": "zero_bubble", "n_micro": 3}),
     ((1, 2, 1, 1), {"schedule": "zb_v", "recompute": "full", "n_micro": 3}),
     ((1, 1, 1, 4), {"context": "gather", "strategy": "zero2"}), ((1, 1, 1, 2), {"context": "ulysses"}),
     ((2, 1, 2, 2), {"context": "ring", "strategy": "zero3", "sequence_parallel": True}),
-    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "checkpointing": True}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "recompute": "full"}),
 ]  # fmt: skip
 
 
@@ -466,7 +466,7 @@ def test_packed_documents_train_as_each_of_them_does_alone(config, sizes, more, 
     """Would catch a document that sees another one on any stage, with any context or when it runs again; documents of
     another micro-batch; and a loss in which targets of ranks or micro-batches with few of them count more."""
     config, (dp, pp, tp, cp) = replace(config, seq=16), sizes
-    choices = {"strategy": "ddp", "schedule": "1f1b", "checkpointing": None, "n_micro": 2, **more}
+    choices = {"strategy": "ddp", "schedule": "1f1b", "recompute": "none", "n_micro": 2, **more}
     recipe = replace(recipe_of(**choices), batch_size=2 * choices["n_micro"])
     found = run(config, recipe, Layout(dp, pp, tp, cp), tmp_path, packed_rows)
     assert apart(found, one_process(config, recipe, each_alone)) < 1e-11
@@ -501,7 +501,7 @@ def test_partial_recomputation_changes_no_bit(sizes, strategy, tmp_path):
     seen = []
     for recompute in ("none", "gathers", "selective"):
         precision = "fp8" if strategy == "zero3" else "bf16"
-        recipe = recipe_of(strategy, "1f1b", None, 3, precision, recompute=recompute, sequence_parallel=True)
+        recipe = recipe_of(strategy, "1f1b", recompute, 3, precision, sequence_parallel=True)
         folder = tmp_path / recompute
         folder.mkdir()
         seen.append(run(CONFIG, recipe, Layout(*sizes), folder))
@@ -511,7 +511,7 @@ def test_partial_recomputation_changes_no_bit(sizes, strategy, tmp_path):
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_an_offloaded_optimizer_trains_as_one_process_does(strategy, truth, tmp_path):
     """Would catch masters in fp32 under float64 weights, and a learning rate that does not reach the other side."""
-    recipe = recipe_of(strategy, "1f1b", False, 2, offload=True)
+    recipe = recipe_of(strategy, "1f1b", "none", 2, offload=True)
     assert apart(run(CONFIG, recipe, Layout(2, 2, 1), tmp_path), truth) < 1e-12
 
 
@@ -522,7 +522,7 @@ FIRST_TIED = [("learned", "ddp"), ("learned", "zero2"), ("rotary", "zero1"), ("r
 def test_a_tied_head_stays_tied(strategy, position, tmp_path):
     """Would catch an embedding and a head that come apart where a rank has both."""
     config = GPTConfig(n_layer=2, d_model=16, n_head=2, seq=8, tied=True, position=position)
-    recipe = recipe_of(strategy, "1f1b", True, 2)
+    recipe = recipe_of(strategy, "1f1b", "full", 2)
     assert apart(run(config, recipe, Layout(2, 1, 2), tmp_path), one_process(config, recipe)) < 1e-12
 
 
@@ -534,7 +534,7 @@ FIRST_PRECISIONS = [("ddp", "amp"), ("zero1", "fp32"), ("zero2", "fp16"), ("zero
 @pytest.mark.parametrize(("strategy", "precision"), selection(FIRST_PRECISIONS, STRATEGIES, PRECISIONS))
 def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strategy, precision, truth, tmp_path):
     """Would catch sums in half precision where fp32 is promised, a scale that stays in the gradients."""
-    recipe = recipe_of(strategy, "1f1b", False, 2, precision)
+    recipe = recipe_of(strategy, "1f1b", "none", 2, precision)
     layout = Layout(2, 2, 1) if precision == "fp16" else Layout(2, 2, 2)
     losses, weights = run(CONFIG, recipe, layout, tmp_path)
     alone = one_process(CONFIG, recipe)
@@ -610,17 +610,17 @@ def test_fp32_gradients_are_added_up_in_fp32():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "schedule", "checkpointing"),
+    ("strategy", "schedule", "recompute"),
     [
-        pytest.param("ddp", "1f1b", True, marks=pytest.mark.rest),
-        ("zero1", "zero_bubble", False),
-        pytest.param("zero2", "interleaved", False, marks=pytest.mark.rest),
-        ("zero3", "1f1b", True),
+        pytest.param("ddp", "1f1b", "full", marks=pytest.mark.rest),
+        ("zero1", "zero_bubble", "none"),
+        pytest.param("zero2", "interleaved", "none", marks=pytest.mark.rest),
+        ("zero3", "1f1b", "full"),
     ],
 )
-def test_eight_real_processes_in_three_dimensions(strategy, schedule, checkpointing, truth, tmp_path, eight):
+def test_eight_real_processes_in_three_dimensions(strategy, schedule, recompute, truth, tmp_path, eight):
     """Would catch what threads hide: gloo's own collectives, and messages that cross on a real wire."""
-    recipe = recipe_of(strategy, schedule, checkpointing, 3)
+    recipe = recipe_of(strategy, schedule, recompute, 3)
     found = [r.value for r in eight.run(one_rank, CONFIG, recipe, Layout(2, 2, 2), str(tmp_path))]
     assert all(losses == found[0] for losses in found)
     assert apart((found[0], checkpoints.state_dict(tmp_path / f"step-{STEPS:06d}")), truth) < 1e-12
@@ -688,7 +688,7 @@ def test_not_a_number_in_the_data_path_is_told_on_every_rank(tmp_path):
 
     def poisoned(group):
         mesh = Mesh.connect(Layout(2, 1, 1), group)
-        step = assemble(CONFIG, recipe_of("zero2", "gpipe", False, 2), mesh)
+        step = assemble(CONFIG, recipe_of("zero2", "gpipe", "none", 2), mesh)
         if group.rank == 1:
             with torch.no_grad():
                 next(iter(step.stages[0].parameters()))[:] = float("nan")
@@ -754,7 +754,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
 
 IN_8_BITS = [
     ((2, 1, 1, 1), {}), ((3, 1, 1, 1), {"batch_size": 18}), ((2, 1, 2, 1), {"sequence_parallel": True}),
-    ((2, 2, 1, 1), {"schedule": "interleaved", "checkpointing": True}), ((2, 2, 1, 1), {"schedule": "zb_v"}),
+    ((2, 2, 1, 1), {"schedule": "interleaved", "recompute": "full"}), ((2, 2, 1, 1), {"schedule": "zb_v"}),
     ((2, 2, 2, 1), {}), ((1, 1, 1, 2), {}), ((2, 1, 1, 2), {"context": "gather"}),
     ((2, 1, 2, 1), {"optimizer": "muon"}),
 ]  # fmt: skip
@@ -769,7 +769,7 @@ def test_gradients_in_8_bits_train_as_one_process_does(sizes, more, tile, tmp_pa
     the units of a recipe losses are close and weights are not the same."""
     dp, pp, tp, cp = sizes
     monkeypatch.setattr("labkit.parallel.compress.EightBitGradients", lambda: EightBitGradients(tile))
-    choices = {"schedule": "1f1b", "checkpointing": None, **more}
+    choices = {"schedule": "1f1b", "recompute": "none", **more}
     batch_size = choices.pop("batch_size", 16)
     recipe = replace(recipe_of("ddp", n_micro=2, gradients="8bit", **choices), batch_size=batch_size)
     mine, want = run(CONFIG, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(CONFIG, recipe)

@@ -118,19 +118,20 @@ LAYOUTS = {"dp": Layout(2, 1, 1), "pp": Layout(1, 2, 1), "tp": Layout(1, 1, 2)}
 
 
 FIRST = [
-    ("ddp", "dp", True), ("zero1", "dp", False), ("zero2", "dp", True), ("zero3", "dp", False), ("zero3", "dp", True),
-    ("ddp", "pp", True), ("zero1", "pp", False), ("ddp", "tp", False), ("zero2", "tp", True),
+    ("ddp", "dp", "full"), ("zero1", "dp", "none"), ("zero2", "dp", "full"), ("zero3", "dp", "none"),
+    ("zero3", "dp", "full"), ("ddp", "pp", "full"), ("zero1", "pp", "none"), ("ddp", "tp", "none"),
+    ("zero2", "tp", "full"),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "axis", "checkpointing"), selection(FIRST, STRATEGIES, LAYOUTS, [False, True]), ids=str
+    ("strategy", "axis", "recompute"), selection(FIRST, STRATEGIES, LAYOUTS, ["none", "full"]), ids=str
 )
-def test_a_real_rank_holds_and_sends_what_was_rehearsed(strategy, axis, checkpointing, clusters):
+def test_a_real_rank_holds_and_sends_what_was_rehearsed(strategy, axis, recompute, clusters):
     """Would catch any tensor of a step that a rehearsal does not make, makes twice, or lets go at another moment."""
     n_micro = 3 if axis == "pp" else 1
-    recipe = Recipe(strategy, batch_size=8, n_micro=n_micro, checkpointing=checkpointing, bucket_bytes=2**18)
+    recipe = Recipe(strategy, batch_size=8, n_micro=n_micro, recompute=recompute, bucket_bytes=2**18)
     check(clusters(2), CONFIG, recipe, LAYOUTS[axis], None if axis == "pp" else [len(strategy) % 2])
 
 
@@ -147,12 +148,12 @@ MIXED = {
 }
 WAYS = {
     "dp": (Layout(2), {}),
-    "dp micro": (Layout(2), {"n_micro": 2, "checkpointing": True}),
+    "dp micro": (Layout(2), {"n_micro": 2, "recompute": "full"}),
     "offload": (Layout(2), {"offload": True, "n_micro": 2}),
     "tp": (Layout(tp=2), {"clip_norm": 1.0}),
     "sp": (Layout(tp=2), {"sequence_parallel": True, "n_micro": 2}),
     "pp": (Layout(pp=2), {"n_micro": 4}),
-    "pp again": (Layout(pp=2), {"n_micro": 4, "checkpointing": True}),
+    "pp again": (Layout(pp=2), {"n_micro": 4, "recompute": "full"}),
     "some again": (Layout(2), {"n_micro": 2, "recompute": "selective"}),
     "sp some again": (Layout(tp=2), {"sequence_parallel": True, "recompute": "selective"}),
     "sp gathers again": (Layout(tp=2), {"sequence_parallel": True, "n_micro": 2, "recompute": "gathers"}),
@@ -279,7 +280,7 @@ RAREST = [
     (Layout(1, 2, 2), Recipe("ddp", "dualpipe", batch_size=8, n_micro=2, stages_per_rank=2, sequence_parallel=True)),
     (Layout(4, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="amp", reshard=False, shard_ranks=2)),
     (Layout(2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="amp", sequence_parallel=True)),
-    (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, precision="fp16", checkpointing=True)),
+    (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, precision="fp16", recompute="full")),
     (Layout(1, 4, 1), Recipe(batch_size=7, n_micro=6)),
     (Layout(1, 2, 2), Recipe("zero2", "interleaved", batch_size=8, n_micro=4, stages_per_rank=2)),
     (Layout(2, 1, 2), Recipe("zero2", batch_size=8, n_micro=2, sequence_parallel=True, precision="bf16")),
@@ -378,7 +379,7 @@ def test_the_law_counts_groups_and_units_that_stay_whole(config, layout, choices
 @pytest.mark.parametrize(
     ("layout", "recipe"),
     [
-        (Layout(2, 1, 1), Recipe("zero3", batch_size=4, checkpointing=True)),
+        (Layout(2, 1, 1), Recipe("zero3", batch_size=4, recompute="full")),
         (Layout(1, 1, 2), Recipe(batch_size=4)),
         (Layout(1, 2, 1), Recipe(batch_size=4, n_micro=2, precision="amp")),
         (Layout(1, 1, 2), Recipe(batch_size=4, precision="fp8")),
@@ -421,7 +422,7 @@ def test_the_law_stands_beside_what_was_rehearsed():
     large = GPTConfig(n_layer=8, d_model=4096, n_head=32, vocab=32_000, seq=2048, tied=False)
     for layout, recipe in (
         (Layout(8, 1, 1), Recipe("zero3", batch_size=8)),
-        (Layout(4, 2, 4), Recipe("zero1", batch_size=16, n_micro=4, checkpointing=True, precision="bf16")),
+        (Layout(4, 2, 4), Recipe("zero1", batch_size=16, n_micro=4, recompute="full", precision="bf16")),
     ):
         found = rehearse(large, layout, recipe, layout.size - 1)
         assert found.predicted is not None

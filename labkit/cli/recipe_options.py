@@ -14,7 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import InitVar, fields
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
@@ -34,21 +34,15 @@ SPELLED = MappingProxyType({
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     """The command with options for the fields of a recipe in place of its argument `recipe`, which is made of them.
 
-    A ValueError in it that names a field says with which option that is set. So is --checkpointing beside another
-    --recompute one."""
+    A ValueError in it that names a field says with which option that is set."""
     parameters = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "recipe"]
     hints = get_type_hints(Recipe)
-    options = [_option(field, hints[field.name]) for field in fields(Recipe)]
+    options = [_option(argument, hints[name]) for name, argument in inspect.signature(Recipe).parameters.items()]
 
     @functools.wraps(command)
     def filled(**words: Any) -> None:
-        choices = {field.name: words.pop(field.name) for field in fields(Recipe)}
+        choices = {option.name: words.pop(option.name) for option in options}
         with naming_options():
-            if choices["checkpointing"] and choices["recompute"] not in (None, "full"):
-                raise ValueError(
-                    f"--checkpointing is --recompute full, and {choices['recompute']} was asked for: give one of the "
-                    "two"
-                )
             command(recipe=Recipe(**choices), **words)
 
     filled.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
@@ -82,12 +76,10 @@ def meaning(field: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
-def _option(field: Field[Any], hint: Any) -> inspect.Parameter:
-    """A field as an argument of a command; one that is None by default may be left out."""
-    name = option_name(field.name)
-    names = f"{name}/--no-{name[2:]}" if field.default is True else name
-    option = typer.Option(names, help=meaning(field.name), rich_help_panel="Recipe")
-    kind = hint | None if field.default is None else hint
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
-    )
+def _option(argument: inspect.Parameter, hint: Any) -> inspect.Parameter:
+    """What Recipe takes as an argument of a command; one that is None by default may be left out."""
+    name = option_name(argument.name)
+    names = f"{name}/--no-{name[2:]}" if argument.default is True else name
+    option = typer.Option(names, help=meaning(argument.name), rich_help_panel="Recipe")
+    kind = hint.type if isinstance(hint, InitVar) else hint
+    return argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])

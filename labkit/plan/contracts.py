@@ -7,7 +7,7 @@ what is promised here. Beside each promise stands who keeps it.
       cut_of(p)           the dim along which tensor parallelism has cut it            set by parallel.tensor
       group_of(p)         what its optimizer does with it                              set by train.groups
     of an optimizer
-      Wraps               another optimizer, `inner`, makes the step                   train.precision, parallel.offload
+      Wraps               another optimizer, `inner`, makes the step                   train.precision, train.offload
       HasMasters          the step is made on copies of the parameters                 the same two
       LooksAtLayers       the step of an element depends on its whole layer            train.large_batch
       StepsOnMatrices     it brings whole matrices together from pieces on ranks       train.by_matrix

@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from labkit.comm.private import private
-from labkit.plan.checks import check_masters
 from labkit.plan.contracts import mark_as, needs_whole_layers
 from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
 from labkit.train.explore import Table, explore, limits
@@ -64,7 +63,73 @@ __all__ = (
 NARROW = (torch.bfloat16, torch.float16)
 
 
-class MasterWeights(Optimizer):
+class OnMasters(Optimizer):
+    """An optimizer that lets another one step on copies of its parameters; those that inherit say how a step does it.
+
+    inner     the optimizer that `make_optimizer` made; `param_groups` (the learning rate) and `state` are its own
+    masters   parameter -> the copy that `inner` steps on, or itself; it is there before `__init__` is called
+    """
+
+    masters: dict[Tensor, Tensor]
+
+    def __init__(self, params: list[Any], make_optimizer: Callable[[Any], Optimizer]):
+        """`params` are the masters, or parameter groups of them."""
+        self.inner = make_optimizer(params)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        # the same objects: a schedule that sets our learning rate sets the inner optimizer's
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """(parameter, its master), in the order they were given, without those that are their own masters."""
+        return [(p, master) for p, master in self.masters.items() if p is not master]
+
+    @property
+    def needs_whole_layers(self) -> bool:
+        """True if `inner` looks at more than one element at a time."""
+        return needs_whole_layers(self.inner)
+
+    @torch.no_grad()
+    def masters_to_params(self) -> None:
+        """Round every master into its parameter, for masters that were changed or loaded."""
+        for p, master in self.pairs:
+            p.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the parameters (or fill them with zeros)."""
+        for p in self.masters:
+            if set_to_none or p.grad is None:
+                p.grad = None
+            else:
+                p.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of `inner`, and the masters, which are exact where the parameters are rounded."""
+        return {**self.inner.state_dict(), "masters": [master.detach() for _, master in self.pairs]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave; the parameters follow.
+
+        Raises ValueError if the masters are others in number or shape; then nothing has changed."""
+        masters = [master for _, master in self.pairs]
+        saved: Any = state_dict.get("masters")
+        wanted = [tuple(master.shape) for master in masters]
+        shapes = None if saved is None else [tuple(master.shape) for master in saved]
+        if shapes != wanted:
+            raise ValueError(f"this optimizer has masters of shapes {wanted}, the saved state has {shapes}")
+        inner = state_dict.get("inner", state_dict)  # where older versions of MasterWeights put it
+        self.inner.load_state_dict({key: value for key, value in inner.items() if key != "masters"})
+        self._share()
+        for master, exact in zip(masters, saved, strict=True):
+            master.copy_(exact)
+        self.masters_to_params()
+
+
+class MasterWeights(OnMasters):
     """Any torch optimizer, stepping on fp32 masters of the bf16 and fp16 parameters it is given.
 
     `MasterWeights(model.parameters(), partial(torch.optim.AdamW, lr=1e-3))`; parameter groups work too. Parameters that
@@ -72,14 +137,9 @@ class MasterWeights(Optimizer):
     of the learning rate, `Scaler` and the data-parallel strategies take it as one (`make_optimizer`)."""
 
     def __init__(self, params: Iterable[Any], make_optimizer: Callable[[Any], Optimizer]):
-        self.masters: dict[Tensor, Tensor] = {}  # parameter: what is stepped on; itself, if it is wide already
+        self.masters = {}
         self.taken: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}
-        listed = list(params)
-        masters = [self._group(entry) if isinstance(entry, dict) else self._master(entry) for entry in listed]
-        self.inner = make_optimizer(masters)
-        super().__init__(self.inner.param_groups, self.inner.defaults)
-        self._share()
-        self.needs_whole_layers = needs_whole_layers(self.inner)
+        super().__init__([self._group(e) if isinstance(e, dict) else self._master(e) for e in params], make_optimizer)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters later, as torch's optimizers do; the narrow ones get masters."""
@@ -99,15 +159,6 @@ class MasterWeights(Optimizer):
         mark_as(master, p)  # a tensor-parallel part of a layer stays known as one, as does its parameter group
         self.masters[p] = master
         return master
-
-    @property
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """(narrow parameter, its fp32 master), in the order they were given."""
-        return [(p, master) for p, master in self.masters.items() if p is not master]
-
-    def _share(self) -> None:
-        # the same objects: a schedule that sets our learning rate sets the inner optimizer's
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def grads(self) -> list[Tensor]:
         """The fp32 gradients that `step` will use, after taking over those that backward has left in bf16 or fp16.
@@ -143,33 +194,7 @@ class MasterWeights(Optimizer):
             master.grad = None  # 4 bytes a parameter, which would live on through the next forward
         return result
 
-    @torch.no_grad()
-    def masters_to_params(self) -> None:
-        """Round every master into its parameter: after a step, and after masters were loaded."""
-        for p, master in self.pairs:
-            p.copy_(master)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the masters and of the parameters (or fill them with zeros)."""
+        super().zero_grad(set_to_none)
         self.inner.zero_grad(set_to_none)
-        for p, _ in self.pairs:
-            if set_to_none:
-                p.grad = None
-            elif p.grad is not None:
-                p.grad.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state and the masters, whose low bits the model's rounded weights do not have."""
-        return {"inner": self.inner.state_dict(), "masters": [master.detach() for _, master in self.pairs]}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave, and round the masters into the parameters.
-
-        Raises ValueError if the masters are others in number or shape; then nothing has changed."""
-        check_masters((master for _, master in self.pairs), state_dict.get("masters"))
-        self.inner.load_state_dict(state_dict["inner"])
-        self._share()
-        for (_, master), saved in zip(self.pairs, state_dict["masters"], strict=True):
-            master.copy_(saved)
-        self.masters_to_params()

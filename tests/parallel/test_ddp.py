@@ -697,7 +697,7 @@ def test_a_wrapped_module_can_be_copied_and_pickled():
 @pytest.mark.parametrize("wrap", ["offload", "masters"])
 def test_pieces_of_an_optimizer_that_steps_on_copies_are_those_copies(wrap):
     """A bug: DDP saved the bf16 weights and no state, where an optimizer keeps fp32 masters."""
-    from labkit.parallel.offload import Offload
+    from labkit.train.offload import Offload
     from labkit.train.precision import MasterWeights
 
     def make(params):

@@ -10,11 +10,11 @@ from torch import nn
 
 from labkit import Cluster, run_threads
 from labkit.parallel.ddp import DDP
-from labkit.parallel.offload import Offload
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
 from labkit.train.large_batch import LARS
+from labkit.train.offload import Offload
 from tests.parallel.training import (
     OPTIMIZERS,
     adamw,

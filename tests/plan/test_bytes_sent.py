@@ -58,7 +58,7 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
     Exact on pp and tp; on dp up to the padding of flat buffers, which the ring's rounding shares out."""
     sizes, schedule = way
     stages = 2 if schedule in ("interleaved", *TWO_STAGES) else 1
-    recipe = Recipe(strategy, schedule, 8, 2, stages, checkpointing=True, precision="fp64")
+    recipe = Recipe(strategy, schedule, 8, 2, stages, recompute="full", precision="fp64")
     for sent, law in run_threads(sent_and_law, Layout(*sizes).size, recipe, Layout(*sizes)):
         assert sent["pp"] == law["pp"]
         assert sent["tp"] == pytest.approx(law["tp"], rel=1e-3)
@@ -66,7 +66,7 @@ def test_every_rank_sends_what_the_law_says(strategy, way):
 
 
 CUT = [
-    (Layout(cp=2), {"context": "ulysses"}), (Layout(tp=2, cp=2), {"context": "gather", "checkpointing": True}),
+    (Layout(cp=2), {"context": "ulysses"}), (Layout(tp=2, cp=2), {"context": "gather", "recompute": "full"}),
     (Layout(dp=2, cp=2), {"context": "ring", "precision": "bf16"}),
 ]  # fmt: skip
 BOTH_ENDS = [
@@ -90,8 +90,8 @@ def test_every_rank_of_a_pipeline_that_is_entered_at_both_ends_sends_what_the_la
 
 
 MORE_CUT = [
-    (Layout(pp=2, cp=2), {"context": "ring", "checkpointing": True}), (Layout(cp=4), {"context": "ring"}),
-    (Layout(tp=2, cp=2), {"context": "ulysses", "precision": "bf16", "checkpointing": True}),
+    (Layout(pp=2, cp=2), {"context": "ring", "recompute": "full"}), (Layout(cp=4), {"context": "ring"}),
+    (Layout(tp=2, cp=2), {"context": "ulysses", "precision": "bf16", "recompute": "full"}),
     (Layout(dp=2, cp=2), {"strategy": "zero3", "shard_ranks": 1}),
     (Layout(dp=4, cp=2), {"strategy": "zero3", "shard_ranks": 2}),
 ]  # fmt: skip
@@ -224,7 +224,7 @@ def test_autocast_has_no_law_here():
     ("sizes", "recipe"),
     [
         ((2, 1, 2), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16")),
-        ((1, 2, 2), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", checkpointing=True)),
+        ((1, 2, 2), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", recompute="full")),
         ((2, 1, 1), Recipe("zero1", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
         ((2, 1, 1), Recipe("ddp", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),
         ((2, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", fp32_gradients=True)),

@@ -50,7 +50,7 @@ def test_bf16_is_two_and_two_and_twelve(fp32):
 
     (2 + 2 + 12/8) N is 37 GB (arXiv:1910.02054, section 5, K = 12); gradients added up in fp32 are 2 N more."""
     shape, n = ModelShape.preset("llama-7b"), 8
-    recipe = Recipe("zero1", batch_size=8 * n, n_micro=8, precision="bf16", checkpointing=True, fp32_gradients=fp32)
+    recipe = Recipe("zero1", batch_size=8 * n, n_micro=8, precision="bf16", recompute="full", fp32_gradients=fp32)
     predicted = predict_memory(shape, Layout(n), recipe, 0, "cuda")
     assert predicted["parameters"] == pytest.approx(2 * shape.n_params, rel=1e-3)
     assert predicted["gradients"] == pytest.approx((4 if fp32 else 2) * shape.n_params, rel=0.05)
@@ -82,15 +82,16 @@ sizes = st.fixed_dictionaries(
 
 @settings(max_examples=100)
 @given(
-    sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
-    st.sampled_from(["fp32", "bf16"]), st.sampled_from(["n_layer", "d_model", "vocab", "seq", "rows"]), st.booleans(),
+    sizes, st.sampled_from(STRATEGIES), st.sampled_from(["none", "full"]), st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]), st.sampled_from(["fp32", "bf16"]),
+    st.sampled_from(["n_layer", "d_model", "vocab", "seq", "rows"]), st.booleans(),
 )  # fmt: skip
 def test_a_bigger_model_never_needs_fewer_bytes(size, strategy, again, dp, tp, precision, grows, doubled):
     """Would catch a term with the wrong sign, or one that forgets what it is multiplied with.
 
     What is held for sure never shrinks. The peak may, by the one bucket or unit that is packed at that moment: a larger
     model can cut its gradients in smaller ones (two of 13 MB for one of 24), and then real memory is less, too."""
-    recipe = Recipe(strategy, batch_size=8, checkpointing=again, precision=precision)
+    recipe = Recipe(strategy, batch_size=8, recompute=again, precision=precision)
     small = ModelShape.gpt(n_head=4, seq=32, tied=False, **size)
     steps = {"n_layer": 1, "d_model": 32, "vocab": 64, "seq": 32}
     large = small
@@ -108,13 +109,14 @@ def test_a_bigger_model_never_needs_fewer_bytes(size, strategy, again, dp, tp, p
 
 @settings(max_examples=80)
 @given(
-    sizes, st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
-    st.sampled_from([1, 2, 4]), st.sampled_from(["fp32", "bf16", "fp64"]), st.sampled_from(["cpu", "cuda"]),
+    sizes, st.sampled_from(STRATEGIES), st.sampled_from(["none", "full"]), st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from(["fp32", "bf16", "fp64"]),
+    st.sampled_from(["cpu", "cuda"]),
 )  # fmt: skip
 def test_bounds_hold_the_predicted_peak_between_them(size, strategy, again, dp, pp, m, precision, device):
     """Would catch a search that refuses what fits, or keeps what does not, without having looked for its peak."""
     shape = ModelShape.gpt(n_head=4, seq=32, tied=False, **{**size, "n_layer": size["n_layer"] + 1})
-    recipe = Recipe(strategy=strategy, batch_size=16, n_micro=m, checkpointing=again, precision=precision)
+    recipe = Recipe(strategy=strategy, batch_size=16, n_micro=m, recompute=again, precision=precision)
     layout = Layout(dp=dp, pp=pp)
     for rank in (0, layout.size - 1):
         least, most = Rank(shape, layout, recipe, rank, device).bounds()
@@ -169,7 +171,7 @@ def test_the_runs_of_megatron_fit_the_gpus_that_they_ran_on(name, tp, pp, gpus, 
     """Would catch memory that is predicted too large, and too small: without the pipeline, which is why the paper has
     one (section 5.1), 76.1B and more do not fit."""
     shape, layout = ModelShape.preset(f"megatron-{name}"), Layout(dp=gpus // tp // pp, pp=pp, tp=tp)
-    recipe = Recipe(batch_size=batch, n_micro=batch // layout.dp, checkpointing=True, precision="bf16")
+    recipe = Recipe(batch_size=batch, n_micro=batch // layout.dp, recompute="full", precision="bf16")
     assert fullest(shape, layout, recipe) < A100
     if pp > 2:
         alone = Layout(dp=gpus // tp, tp=tp)
@@ -183,7 +185,7 @@ def test_palm_fits_its_chips_and_not_with_its_activations_whole():
     It fits with two micro-batches. With one (as PaLM ran) it does not: labkit's tensor parallelism keeps the residual
     path whole on each rank, PaLM's cuts it as well, along the other dimension of its mesh."""
     shape, layout = ModelShape.preset("palm-540b").changed(vocab=256_008), Layout(dp=512, tp=12)
-    recipe = Recipe("zero3", batch_size=2048, n_micro=2, checkpointing=True, precision="bf16")
+    recipe = Recipe("zero3", batch_size=2048, n_micro=2, recompute="full", precision="bf16")
     assert predict_memory(shape, layout, recipe, 0, "cuda").total < TPU
     whole = replace(recipe, n_micro=1)
     assert predict_memory(shape, layout, whole, 0, "cuda").total > TPU
@@ -197,7 +199,7 @@ def test_llama_3_fits_with_checkpointing_and_not_as_it_ran():
     whole (2 D of a token, where only D / tp would do), SwiGLU's four hidden tensors apart, and up to 16 micro-batches
     of them. With checkpointing it fits."""
     shape, layout = ModelShape.preset("llama3-405b"), Layout(dp=128, pp=16, tp=8)
-    recipe = Recipe("zero3", batch_size=2048, n_micro=16, checkpointing=True, precision="bf16", sequence_parallel=True)
+    recipe = Recipe("zero3", batch_size=2048, n_micro=16, recompute="full", precision="bf16", sequence_parallel=True)
     assert fullest(shape, layout, recipe) < H100
     plain = replace(recipe, recompute="none")
     assert fullest(shape, layout, plain) > H100

@@ -49,9 +49,9 @@ def measured(world: Any, config: GPTConfig, recipe: Recipe, layout: Layout) -> t
 def recipes() -> list[Recipe]:
     """Every strategy with every choice that changes memory."""
     return [
-        Recipe(strategy=strategy, batch_size=8, n_micro=m, checkpointing=again, precision=precision, bucket_bytes=2**19)
+        Recipe(strategy=strategy, batch_size=8, n_micro=m, recompute=again, precision=precision, bucket_bytes=2**19)
         for strategy in STRATEGIES
-        for again in (False, True)
+        for again in ("none", "full")
         for m in (1, 2)
         for precision in PRECISIONS
     ]
@@ -62,7 +62,7 @@ ALL = [*((ONE, recipe) for recipe in recipes()), *((model, recipe) for recipe in
 
 def odd(config: GPTConfig, recipe: Recipe) -> bool:
     """Of the others there is one with each pair of choices."""
-    choices = STRATEGIES.index(recipe.strategy) + recipe.checkpointing + recipe.n_micro
+    choices = STRATEGIES.index(recipe.strategy) + (recipe.recompute == "full") + recipe.n_micro
     return bool((choices + PRECISIONS.index(recipe.precision) + (config in OTHERS[1:2])) % 2)
 
 
@@ -94,13 +94,13 @@ RARER = [
     ),
     Recipe("zero1", batch_size=2, precision="bf16", decay_on="linears"),
     Recipe(batch_size=8, precision="fp8"),
-    Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", checkpointing=True, fp32_gradients=True),
+    Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", recompute="full", fp32_gradients=True),
     *(Recipe(batch_size=8, precision="fp8", scaling=scaling) for scaling in ("delayed", "tiles", "mx")),
     Recipe("zero1", batch_size=8, precision="nvfp4"),
     Recipe("zero3", batch_size=8, precision="fp8", fp8_gathers=True),
     Recipe("zero3", batch_size=2, precision="fp16", clip_norm=1.0),
     Recipe("zero2", batch_size=2, precision="fp64", clip_norm=1.0),
-    Recipe(batch_size=2, precision="fp16", checkpointing=True),
+    Recipe(batch_size=2, precision="fp16", recompute="full"),
 ]
 
 

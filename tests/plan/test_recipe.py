@@ -1,4 +1,4 @@
-"""A recipe's two names of one choice, `recompute` and the older `checkpointing`; how its state is shared.
+"""A recipe's choice `recompute` and its older name `checkpointing`; how its state is shared.
 
 (Others: tests/test_compose.py.)"""
 
@@ -17,23 +17,33 @@ from tests.cases import cases
 
 
 @cases(
-    ("choices", "recompute", "checkpointing"),
+    ("choices", "recompute"),
     [
-        ({}, "none", False),
-        ({"checkpointing": True}, "full", True),
-        ({"checkpointing": False}, "none", False),
-        ({"recompute": "full"}, "full", True),
-        ({"recompute": "selective"}, "selective", False),
-        ({"recompute": "full", "checkpointing": True}, "full", True),
-        ({"recompute": "selective", "checkpointing": False}, "selective", False),
+        ({}, "none"),
+        ({"checkpointing": True}, "full"),
+        ({"checkpointing": False}, "none"),
+        ({"recompute": "full", "checkpointing": True}, "full"),
+        ({"recompute": "selective", "checkpointing": False}, "selective"),
     ],
 )
-def test_either_name_sets_both(choices, recompute, checkpointing):
-    """Would catch a recipe that one part of labkit checkpoints and another does not."""
+def test_an_old_name_sets_the_new_one(choices, recompute):
+    """Would catch a recipe of an older file, which has both names, that is refused or recomputes something else."""
     recipe = Recipe(**choices)
-    assert (recipe.recompute, recipe.checkpointing) == (recompute, checkpointing)
-    assert Recipe(**asdict(recipe)) == recipe == replace(recipe)
+    assert recipe == Recipe(recompute=recompute) == Recipe(**asdict(recipe)) == replace(recipe)
+    assert recipe.recompute == recompute
     assert hash(recipe) == hash(Recipe(recompute=recompute))
+
+
+@cases(
+    ("checkpointing", "recompute"),
+    [(True, "selective"), (True, "gathers"), (False, "full")],
+)
+def test_two_names_that_contradict_each_other_are_refused(checkpointing, recompute):
+    """Would catch a choice that is left aside without a word."""
+    with pytest.raises(ValueError, match=f"checkpointing={checkpointing} .*recompute='{recompute}'.* one of the two"):
+        Recipe(recompute=recompute, checkpointing=checkpointing)
+    with pytest.raises(ValueError, match="give one of the two"):
+        replace(Recipe(recompute=recompute), checkpointing=checkpointing)
 
 
 def test_an_unknown_choice_is_refused():
@@ -59,17 +69,16 @@ def test_groups_that_cannot_be_are_refused_with_the_numbers_and_the_mend(choices
         check(GPTConfig(tied=False), Recipe(**{"strategy": "zero3", **choices}), Layout(8))
 
 
-def test_a_recipe_is_changed_by_either_name():
-    """Would catch the old choice that stands in the way of the new one (lab 16 changes `checkpointing`)."""
+def test_a_recipe_is_changed_and_kept():
+    """Would catch the old name of a choice that stands in the way of the new one."""
     full, some = Recipe(checkpointing=True, lr=0.1), Recipe(recompute="selective", lr=0.1)
-    assert replace(full, checkpointing=False) == Recipe(lr=0.1)
     assert replace(full, recompute="selective") == some
-    assert replace(some, checkpointing=True) == full == replace(full, checkpointing=True)
-    assert replace(replace(full, recompute="none"), recompute="full") == full
-    assert replace(some, lr=0.2).recompute == replace(some, checkpointing=False).recompute == "selective"
+    assert replace(full, recompute="none") == Recipe(lr=0.1)
+    assert replace(Recipe(lr=0.1), checkpointing=True) == full == replace(full, checkpointing=True)
+    assert replace(some, lr=0.2).recompute == "selective"
     assert pickle.loads(pickle.dumps(some)) == some
-    assert str(full) == "checkpointing=True, lr=0.1"
-    assert str(some) == "lr=0.1, recompute=selective"
+    assert str(full) == "recompute=full, lr=0.1"
+    assert str(some) == "recompute=selective, lr=0.1"
 
 
 @cases(

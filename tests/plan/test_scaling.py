@@ -47,7 +47,7 @@ def test_no_speed_up_is_above_the_limit_or_below_one(n, serial):
 def test_the_bottlenecks_and_what_is_useful_are_the_step():
     """Would catch lost time that nobody is charged with, or that is charged twice."""
     for layout in (Layout(dp=64), Layout(dp=8, pp=2, tp=4)):
-        recipe = Recipe("zero1", batch_size=256, n_micro=4, precision="bf16", checkpointing=True)
+        recipe = Recipe("zero1", batch_size=256, n_micro=4, precision="bf16", recompute="full")
         lost = bottlenecks(SHAPE, layout, recipe, H100)
         assert lost.total == pytest.approx(predict_step(SHAPE, layout, recipe, H100).total)
         assert lost["useful"] / lost.total == pytest.approx(mfu(SHAPE, layout, recipe, H100))
@@ -77,7 +77,7 @@ def test_each_bottleneck_is_found_where_it_was_made(why, change):
 
 def test_weak_scaling_to_16384_ranks_loses_what_communication_costs():
     """Would catch a curve that rises for ever, one that stops at 1,024, and latency that is forgotten."""
-    recipe = Recipe("ddp", batch_size=64, n_micro=1, precision="bf16", checkpointing=True)
+    recipe = Recipe("ddp", batch_size=64, n_micro=1, precision="bf16", recompute="full")
     curve = scaling(SHAPE, Layout(dp=8), recipe, H100, MOST_RANKS[3:])
     assert [point.n_ranks for point in curve] == list(MOST_RANKS[3:])
     assert curve[-1].n_ranks == 16384
@@ -92,7 +92,7 @@ def test_weak_scaling_to_16384_ranks_loses_what_communication_costs():
 
 def test_strong_scaling_stops_where_no_rank_has_a_row():
     """Would catch a batch that is silently made larger, and an efficiency that does not fall as products shrink."""
-    recipe = Recipe("zero1", batch_size=64, n_micro=8, precision="bf16", checkpointing=True)
+    recipe = Recipe("zero1", batch_size=64, n_micro=8, precision="bf16", recompute="full")
     curve = scaling(SHAPE, Layout(dp=8), recipe, H100, MOST_RANKS[3:], weak=False)
     assert [point.n_ranks for point in curve] == [8, 16, 32, 64]
     assert all(point.recipe.batch_size == 64 for point in curve)

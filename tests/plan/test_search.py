@@ -72,7 +72,7 @@ def test_every_way_to_share_the_ranks_is_looked_at(large):
     assert {plan.layout for plan in large} == set(layouts(256))
     assert {plan.recipe.strategy for plan in large} == {"ddp", "zero1", "zero2", "zero3"}
     assert {plan.recipe.schedule for plan in large} == {"1f1b", "interleaved", "zero_bubble"}
-    assert {plan.recipe.checkpointing for plan in large} == {True, False}
+    assert {"none", "full"} <= {plan.recipe.recompute for plan in large}
     reasons = [plan.refused for plan in large if plan.layout.tp == 16]
     assert reasons
     assert all("spans 2 nodes of 8" in reason for reason in reasons)

@@ -48,7 +48,7 @@ def test_compute_is_flops_over_the_rate_where_products_rule():
         step = predict_step(SHAPE, Layout(tp=tp), Recipe(batch_size=4), endless)
         flops = SHAPE.flops(4 * SHAPE.seq).total / tp
         assert step["compute"] == pytest.approx(flops / 1e12, rel=1e-3)
-    again = predict_step(SHAPE, Layout(), Recipe(batch_size=4, checkpointing=True), endless)
+    again = predict_step(SHAPE, Layout(), Recipe(batch_size=4, recompute="full"), endless)
     assert again["compute"] == pytest.approx(SHAPE.flops(4 * SHAPE.seq, checkpointing=True).total / 1e12, rel=1e-3)
 
 
@@ -248,7 +248,7 @@ def test_megatrons_table_is_predicted_within_ten_points(name, tp, pp, gpus, batc
     found = []
     for rows in (1, 2, 4, 8, 16):
         m, rest = divmod(batch // layout.dp, rows)
-        recipe = Recipe(batch_size=batch, n_micro=max(m, 1), checkpointing=True, precision="bf16")
+        recipe = Recipe(batch_size=batch, n_micro=max(m, 1), recompute="full", precision="bf16")
         ends = {0, layout.size - 1}
         if not rest and max(predict_memory(shape, layout, recipe, r, "cuda").total for r in ends) < 80e9:
             found.append(mfu(shape, layout, recipe, A100))
@@ -277,5 +277,5 @@ def test_palm_is_predicted_within_ten_points():
     The vocabulary is padded by 8 words, for 12 does not divide 256,000; that its attention and MLP run side by side is
     not modelled."""
     shape = ModelShape.preset("palm-540b").changed(vocab=256_008)
-    recipe = Recipe("zero3", batch_size=2048, n_micro=2, checkpointing=True, precision="bf16")
+    recipe = Recipe("zero3", batch_size=2048, n_micro=2, recompute="full", precision="bf16")
     assert mfu(shape, Layout(dp=512, tp=12), recipe, TPU) == pytest.approx(0.462, abs=0.1)

@@ -20,7 +20,6 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from labkit import run_threads
-from labkit.parallel.offload import Offload
 from labkit.plan.breakdown import KINDS
 from labkit.probe import storages
 from labkit.probe.memory import MemoryProbe, VirtualOutOfMemory
@@ -29,6 +28,7 @@ from labkit.probe.tracker import resizes
 from labkit.train import checkpoint as ours
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
+from labkit.train.offload import Offload
 from labkit.train.precision import MasterWeights
 from tests.cases import cases
 

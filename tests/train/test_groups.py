@@ -8,7 +8,6 @@ from torch import nn
 
 from labkit.comm.local import run_threads
 from labkit.parallel.ddp import DDP
-from labkit.parallel.offload import Offload
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
@@ -16,6 +15,7 @@ from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.groups import grouped, mark_
+from labkit.train.offload import Offload
 from labkit.train.precision import MasterWeights
 
 CONFIG = GPTConfig(n_layer=2, d_model=12, n_head=2, vocab=11, seq=4, tied=False)

@@ -393,6 +393,9 @@ def test_saved_masters_continue_the_same_run():
     train(again, resumed, range(3, 6))
     for (_, a), (_, b) in zip(optimizer.pairs, resumed.pairs, strict=True):
         assert torch.equal(a, b)
+    masters = saved["optimizer"].pop("masters")
+    resumed.load_state_dict({"inner": saved["optimizer"], "masters": masters})  # as labkit once wrote it
+    assert all(torch.equal(master, kept) for (_, master), kept in zip(resumed.pairs, masters, strict=True))
     with pytest.raises(ValueError, match=r"masters of shapes .* the saved state has \[\(2,\)\]"):
         resumed.load_state_dict({"masters": [torch.zeros(2)], "inner": {}})
     with pytest.raises(ValueError, match="no closure"):

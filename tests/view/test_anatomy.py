@@ -138,7 +138,7 @@ def test_each_control_changes_what_is_predicted():
         assert str(widget.static()) == widget.shown.value
         seen.append(widget.static().label)
     assert widget.shape == ModelShape.preset("gpt2"), "a model comes with its own length"
-    assert widget.recipe == Recipe(batch_size=8, optimizer="sgd", precision="bf16", checkpointing=True)
+    assert widget.recipe == Recipe(batch_size=8, optimizer="sgd", precision="bf16", recompute="full")
 
 
 def test_what_was_measured_stands_beside_its_prediction_and_nowhere_else():
@@ -155,7 +155,7 @@ def test_what_was_measured_stands_beside_its_prediction_and_nowhere_else():
 
 def test_the_button_rehearses_the_step_that_the_controls_describe():
     """Would catch a measurement of other settings, simulated devices called measured, a button that stays off."""
-    widget = MemoryAnatomy(TINY, Recipe(batch_size=2, checkpointing=True), device=("toy", 1e6))
+    widget = MemoryAnatomy(TINY, Recipe(batch_size=2, recompute="full"), device=("toy", 1e6))
     widget.button.click()
     found = rehearse(TINY, Layout(), widget.recipe).memory
     assert f"rehearsed: parameters {found['parameters']:,.0f} B" in widget.static().label

@@ -69,10 +69,10 @@ def tasks(n_ranks: int = 4, steps: int = 3) -> dict[str, Task]:
 def strategies(task: Task) -> dict[str, Way]:
     """Four ways, by name, whose order of scores differs between the tasks."""
     n, half = task.n_ranks, task.n_ranks // 2
-    pipeline = task.recipe(n_micro=2, checkpointing=True)
+    pipeline = task.recipe(n_micro=2, recompute="full")
     return {
         "replicas": Way(Layout(dp=n), task.recipe()),
-        "shards": Way(Layout(dp=n), task.recipe(strategy="zero3", checkpointing=True, prefetch=0)),
+        "shards": Way(Layout(dp=n), task.recipe(strategy="zero3", recompute="full", prefetch=0)),
         "pipeline": Way(Layout(pp=n), pipeline),
         "mixed": Way(Layout(dp=half, pp=2), task.recipe(strategy="zero1"), apart=half > 1),
     }

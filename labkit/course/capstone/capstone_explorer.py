@@ -48,7 +48,7 @@ class CapstoneExplorer(Explorer):
         self.strategy = slide(options=STRATEGIES, value=recipe.strategy, description="strategy")
         self.schedule = slide(options=SCHEDULES, value=recipe.schedule, description="schedule")
         self.micro = slide(options=MICROS, value=recipe.n_micro, description="micros")
-        self.checkpointing = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
+        self.checkpointing = widgets.Checkbox(recipe.recompute == "full", description="checkpointing")
         self.ahead = widgets.Checkbox(recipe.prefetch > 0, description="prefetch (zero3)")
         self.real = RealRun(
             self._pieces, self._ended, "run on real ranks", "under the cap, over the links of the task", "attempt"
@@ -70,7 +70,8 @@ class CapstoneExplorer(Explorer):
         """The task and the way that the controls describe. ValueError for an impossible way."""
         task = self.tasks[self.task.value]
         choices = {"strategy": self.strategy.value, "schedule": self.schedule.value, "n_micro": self.micro.value}
-        recipe = task.recipe(**choices, checkpointing=self.checkpointing.value, prefetch=int(self.ahead.value))
+        recompute = "full" if self.checkpointing.value else "none"
+        recipe = task.recipe(**choices, recompute=recompute, prefetch=int(self.ahead.value))
         return task, Way(self.layout_.value, recipe, self.place.value)
 
     def drawn(self) -> Drawing:

@@ -180,9 +180,9 @@ def _on(task: Task, layout: Layout, rows: int) -> list[Way]:
     for strategy in strategies:
         for schedule in schedules:
             for m in micros:
-                for checkpointing in (False, True):
-                    choices = {"strategy": strategy, "schedule": schedule, "n_micro": m, "checkpointing": checkpointing}
-                    if schedule == "zero_bubble" and (checkpointing or strategy == "zero3"):
+                for recompute in ("none", "full"):
+                    choices = {"strategy": strategy, "schedule": schedule, "n_micro": m, "recompute": recompute}
+                    if schedule == "zero_bubble" and (recompute == "full" or strategy == "zero3"):
                         continue
                     ahead = (1, 0) if strategy == "zero3" else (1,)
                     recipes = [task.recipe(**choices, prefetch=ahead_) for ahead_ in ahead]

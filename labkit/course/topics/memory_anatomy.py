@@ -58,7 +58,7 @@ class MemoryAnatomy(Explorer):
         self.seq = widgets.IntText(first.seq, step=128, description="sequence", tooltip="tokens of a row")
         self.optimizer = menu(options=OPTIMIZERS, value=recipe.optimizer, description="optimizer")
         self.precision = menu(options=PRECISIONS, value=recipe.precision, description="precision")
-        self.checkpointing = widgets.Checkbox(recipe.checkpointing, description="checkpointing")
+        self.checkpointing = widgets.Checkbox(recipe.recompute == "full", description="checkpointing")
         sizes = {preset: Hardware.preset(preset).memory_bytes.value for preset in DEVICES}
         own = (Hardware.preset(device).name, sizes[device.lower()]) if isinstance(device, str) else device
         self.sizes = {own[0]: own[1]} | sizes
@@ -82,7 +82,7 @@ class MemoryAnatomy(Explorer):
             batch_size=self.rows.value,
             optimizer=self.optimizer.value,
             precision=self.precision.value,
-            checkpointing=self.checkpointing.value,
+            recompute="full" if self.checkpointing.value else "none",
         )
 
     def drawn(self) -> Picture:
@@ -93,7 +93,7 @@ class MemoryAnatomy(Explorer):
         of_run, measured = self.seen.get((shape, recipe), (None, None))
         predicted = of_run or predict_memory(shape, ONE, recipe)
         room = (self.device.value, self.sizes[self.device.value])
-        how = f"{recipe.precision}, {recipe.optimizer}{', checkpointing' * recipe.checkpointing}"
+        how = f"{recipe.precision}, {recipe.optimizer}{', checkpointing' * self.checkpointing.value}"
         title = f"{self.model.value}, {recipe.batch_size} x {shape.seq:,} tokens, {how}"
         return anatomy(predicted, measured, shape.n_params, room, title)
 

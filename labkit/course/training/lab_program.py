@@ -120,6 +120,6 @@ def _written(chosen: Recipe | GPTConfig, always: tuple[str, ...] = ()) -> list[t
     usual, pairs = type(chosen)(), []
     for field in fields(chosen):
         value = getattr(chosen, field.name)
-        if field.name != "checkpointing" and (field.name in always or value != getattr(usual, field.name)):
+        if field.name in always or value != getattr(usual, field.name):
             pairs.append((field.name, f'"{value}"' if isinstance(value, str) else repr(value)))
     return pairs

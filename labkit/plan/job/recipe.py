@@ -9,7 +9,7 @@ Long because every choice has its meaning, its refusals and what follows from it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 from labkit.plan.checks import is_whole
@@ -48,16 +48,11 @@ OPTIMIZERS = tuple(optimizers.LAWS)
 DECAY_ON = ("all", "linears")
 
 
-class _Stored(str):
-    """The choice that a recipe keeps: a word like any other, whose type says that nobody asks for it just now."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """The choices of a run. Raises ValueError for an unknown choice, and for two that exclude each other.
 
-    What stands beside a field is the help of its option of `labkit train`, too. Where both `checkpointing` and
-    `recompute` are given, the latter counts.
+    What stands beside a field is the help of its option of `labkit train`, too.
 
     strategy         what data parallelism does with state: "ddp", "zero1", "zero2", "zero3"
     schedule         in which order stages work: "naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "zb_h2"; with
@@ -66,7 +61,9 @@ class Recipe:
     batch_size       rows of a step, over all ranks
     n_micro          micro-batches that each rank cuts its rows into
     stages_per_rank  stages of a pipeline that each rank has, 2 or more where `schedule` deals several to each
-    checkpointing    the old name of recompute="full"
+    recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
+                     ranks; "selective": that, norms and activations, while products and attention are kept;
+                     "full": each block, of which only the input is kept
     sequence_parallel  what tp leaves whole is cut over its ranks, along the tokens
     precision        "fp32", "fp64": everything in it;
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters;
@@ -84,9 +81,6 @@ class Recipe:
     bucket_bytes     with "ddp", "zero1" and "zero2": bytes of gradients that are sent together
     prefetch         with "zero3": layers whose weights are gathered ahead of the one that works
     seed             of the weights and the data
-    recompute        what backward runs again: "none"; "gathers": only what sequence parallelism gathered from the
-                     ranks; "selective": that, norms and activations, while products and attention are kept;
-                     "full": each block, of which only the input is kept
     shard_ranks      with "zero3": state is sharded in groups of so many ranks of dp, and copied from group to group
                      (HSDP, labkit.parallel.hsdp), or over all of dp if left out. Where cp cuts rows, all ranks of cp
                      are in a group, too: it has so many times cp
@@ -101,6 +95,7 @@ class Recipe:
     gradients        with "ddp", how gradients travel: "exact": as they are added up; "bf16": in 2 bytes; "8bit": in 1
                      byte with a unit for 256 of them, what rounding cuts off being added to the next step's (on its
                      rank: a checkpoint does not hold it). It changes what is learned, so that `plans` does not try it
+    checkpointing    the old name of recompute="full". It is taken and not kept: `recompute` says what was chosen
     """
 
     strategy: str = "ddp"
@@ -108,7 +103,7 @@ class Recipe:
     batch_size: int = 8
     n_micro: int = 1
     stages_per_rank: int = 1
-    checkpointing: bool = None  # type: ignore[assignment]
+    recompute: str = "none"
     sequence_parallel: bool = False
     precision: str = "fp32"
     fp32_gradients: bool = False
@@ -121,7 +116,6 @@ class Recipe:
     bucket_bytes: int = 25 * 2**20
     prefetch: int = 1
     seed: int = 0
-    recompute: str = None  # type: ignore[assignment]
     shard_ranks: int | None = None
     reshard: bool = True
     scaling: str = "tensor"
@@ -129,9 +123,16 @@ class Recipe:
     decay_on: str = "all"
     context: str = "ring"
     gradients: str = "exact"
+    checkpointing: InitVar[bool | None] = None
 
-    def __post_init__(self) -> None:
-        self._settle_recompute()
+    def __post_init__(self, checkpointing: bool | None) -> None:
+        if checkpointing and self.recompute == "none":
+            object.__setattr__(self, "recompute", "full")
+        if checkpointing not in (None, self.recompute == "full"):
+            raise ValueError(
+                f"checkpointing={checkpointing} contradicts recompute={self.recompute!r}, since it is the old name of "
+                "recompute='full': give one of the two"
+            )
         choices = {
             "strategy": STRATEGIES,
             "schedule": SCHEDULES,
@@ -174,18 +175,6 @@ class Recipe:
                     only = f"{option}={value!r} is a choice for strategy={other.name!r}"
                     yield f"{only}, got {self.strategy!r}: leave it out"
         yield from self.strategy_law.excludes(self)
-
-    def _settle_recompute(self) -> None:
-        """Let the two names of one choice agree. Of two that do not, the one that was given counts, not the stored one.
-
-        `dataclasses.replace` gives every field again, so a changed `checkpointing` comes with the old `recompute`: the
-        type of what is stored tells it from what somebody wrote.
-        """
-        old_name = "full" if self.checkpointing else "none"
-        stale = isinstance(self.recompute, _Stored) and self.checkpointing != (self.recompute == "full")
-        chosen = old_name if self.recompute is None or stale else self.recompute
-        object.__setattr__(self, "recompute", _Stored(chosen))
-        object.__setattr__(self, "checkpointing", chosen == "full")
 
     @property
     def strategy_law(self) -> Strategy:
@@ -317,7 +306,6 @@ class Recipe:
         """The choices that differ from the defaults: `strategy=zero3, n_micro=4`."""
         usual = Recipe()
         changed = [field for field in fields(self) if getattr(self, field.name) != getattr(usual, field.name)]
-        changed = [field for field in changed if field.name != "recompute" or not self.checkpointing]  # said once
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
 
 

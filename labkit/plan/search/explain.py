@@ -116,7 +116,7 @@ def simplest(judged: Sequence[Plan]) -> Plan | None:
     def ideas(plan: Plan) -> tuple[float, ...]:
         lay, r = plan.layout, plan.recipe
         shared = STRATEGIES.index(r.strategy) * (lay.dp * lay.cp > 1) + (r.shard_ranks is not None)
-        return _axes(plan), shared, r.checkpointing, r.stages_per_rank, plan.step_s
+        return _axes(plan), shared, r.recompute == "full", r.stages_per_rank, plan.step_s
 
     return min((plan for plan in judged if plan.kept), key=ideas, default=None)
 

@@ -157,7 +157,7 @@ def _foundry() -> Iterator[PublishedRun]:
         batch = int(row["rows"]) * n_micro * gpus
         recipe = Recipe(
             "zero3", batch_size=batch, n_micro=n_micro, precision="bf16" if row["pure"] == "1" else "amp",
-            checkpointing=row["checkpointing"] == "1",
+            recompute="full" if row["checkpointing"] == "1" else "none",
         )  # fmt: skip
         yield PublishedRun(
             "foundry", ModelShape.gpt(n_layer, d_model, n_head, 50_368, seq, bias=False, name=f"mpt-{row['model']}"),

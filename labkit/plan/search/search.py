@@ -86,7 +86,7 @@ class Plan:
         lay, device = self.layout, self.hardware.device
         if self.adapter is not None:
             rows = micro_rows(self.recipe, lay)
-            return adapter_memory(self.shape, self.adapter, rows, self.recipe.checkpointing)
+            return adapter_memory(self.shape, self.adapter, rows, self.recipe.recompute == "full")
         breakdowns = [
             predict_memory(self.shape, lay, self.recipe, rank, device)
             for rank in fullest_ranks(self.shape, lay, self.recipe)
@@ -230,11 +230,11 @@ class Search:
         if reason:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
             return
-        for recomputes in (False, True):
+        for recompute in ("none", "full"):
             for rows in [rows for rows in MICRO_ROWS if batch // n_ranks % rows == 0]:
                 m = batch // n_ranks // rows
-                recipe = Recipe(batch_size=batch, n_micro=m, checkpointing=recomputes, precision=self.precision)
-                memory = adapter_memory(self.shape, adapter, rows, recomputes)
+                recipe = Recipe(batch_size=batch, n_micro=m, recompute=recompute, precision=self.precision)
+                memory = adapter_memory(self.shape, adapter, rows, recompute == "full")
                 if memory.total > self.room:
                     reason = (
                         f"{gb(memory.total)} on each device, {gb(self.room)} are there: {gb(memory['parameters'])} "
@@ -242,7 +242,7 @@ class Search:
                     )
                     yield Plan(self.shape, self.hardware, layout, recipe, None, 0.0, reason, memory.total, adapter)
                     break  # a larger micro-batch holds more
-                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recomputes, n_ranks)
+                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recompute == "full", n_ranks)
                 flops = batch * self.shape.seq * adapter.flops_per_token(self.shape)
                 mfu = flops / (step.total * n_ranks * self.hardware.peak(self.precision))
                 yield Plan(self.shape, self.hardware, layout, recipe, step, mfu, adapter=adapter)

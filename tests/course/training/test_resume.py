@@ -18,7 +18,7 @@ RUNS = {
     "one": (Layout(), Recipe(batch_size=12)),
     "dp 4": (Layout(dp=4), Recipe(batch_size=12)),
     "dp 3, ZeRO-3": (Layout(dp=3), Recipe("zero3", batch_size=12)),
-    "dp 2, ZeRO-1, checkpointed": (Layout(dp=2), Recipe("zero1", batch_size=12, checkpointing=True)),
+    "dp 2, ZeRO-1, checkpointed": (Layout(dp=2), Recipe("zero1", batch_size=12, recompute="full")),
     "tp 2": (Layout(tp=2), Recipe(batch_size=12)),
     "tp 2, selective": (Layout(tp=2), Recipe(batch_size=12, sequence_parallel=True, recompute="selective")),
     "pp 4": (Layout(pp=4), Recipe(batch_size=12, n_micro=3)),

@@ -85,7 +85,7 @@ def c92() -> Finding:
 
 def without_offload(model: str, device: str, n_ranks: int) -> str:
     """Say whether a model fits the devices under FSDP with checkpointing and one row per rank: "fits" or not."""
-    recipe = Recipe("zero3", batch_size=n_ranks, precision="bf16", checkpointing=True)
+    recipe = Recipe("zero3", batch_size=n_ranks, precision="bf16", recompute="full")
     needs = predict_memory(ModelShape.preset(model), Layout(n_ranks), recipe, 0, "cuda").total
     return "fits" if needs < Hardware.preset(device).memory_bytes.value * (1 - HEADROOM) else "does not fit"
 
@@ -109,7 +109,7 @@ def c93() -> Finding:
 def c94() -> Finding:
     """Plan memory and time of a step of 4 million tokens, and compute the days for the paper's 2 trillion."""
     shape, layout, a100 = ModelShape.preset("llama-70b"), Layout(dp=64), Hardware.preset("a100-80gb")
-    recipe = Recipe("zero3", batch_size=1024, n_micro=16, precision="bf16", checkpointing=True)
+    recipe = Recipe("zero3", batch_size=1024, n_micro=16, precision="bf16", recompute="full")
     step_s = predict_step(shape, layout, recipe, a100).total
     days = 2e12 / (recipe.batch_size * shape.seq) * step_s / 86_400
     held = predict_memory(shape, layout, recipe, 0, "cuda").total

@@ -8,7 +8,8 @@
 `Offload(make_optimizer)` is itself a make_optimizer, for any strategy: under ZeRO the parameters it is given are this
 rank's 1/n, so n CPUs share the work. The optimizer steps on masters: copies of the parameters, in fp32 at least, so
 that weights may be kept in bf16 without losing the small updates. With `device=None` the masters stay where the
-parameters are: plain mixed precision.
+parameters are, as those of MasterWeights (labkit.train.precision) do. That one frees gradients as it widens them, so
+that clipping sees fp32; here they are clipped as backward left them, and copied into room that stays.
 
     bytes copied per step     gradients there, weights back (over PCIe, not over the wire between ranks)
     device memory             nothing but weights and gradients;     CPU memory: master, gradient, optimizer's state
@@ -27,9 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.parallel.data_parallel import MakeOptimizer
-from labkit.plan.checks import check_masters
-from labkit.plan.contracts import mark_as, needs_whole_layers
+from labkit.plan.contracts import mark_as
+from labkit.train.precision import OnMasters
 
 
 class Offload:
@@ -37,7 +37,7 @@ class Offload:
 
     def __init__(
         self,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: Callable[[Any], torch.optim.Optimizer],
         device: torch.device | str | None = "cpu",
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -49,31 +49,20 @@ class Offload:
         return Offloaded(params, self.make_optimizer, self.device, self.dtype)
 
 
-class Offloaded(torch.optim.Optimizer):
-    """An optimizer of masters elsewhere; `param_groups` (the learning rate) and `state` are those of `inner`.
-
-    inner     the optimizer that `make_optimizer` made
-    masters   parameter -> the copy that `inner` steps on
-    """
+class Offloaded(OnMasters):
+    """An optimizer of masters elsewhere. Each parameter has one, however wide it is."""
 
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        make_optimizer: MakeOptimizer,
+        make_optimizer: Callable[[Any], torch.optim.Optimizer],
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         """Copy the parameters, and make the optimizer for the copies."""
         self.masters = {p: _master(p, device, dtype) for p in params}
         self.incoming = {p: _room(m.detach(), p) for p, m in self.masters.items()}
-        self.inner = make_optimizer(list(self.masters.values()))
-        super().__init__(list(self.masters.values()), self.inner.defaults)
-        self._share()  # a learning rate set from outside must reach the optimizer that steps
-
-    @property
-    def needs_whole_layers(self) -> bool:
-        """True if `inner` looks at more than one element at a time."""
-        return needs_whole_layers(self.inner)
+        super().__init__(list(self.masters.values()), make_optimizer)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
@@ -92,39 +81,6 @@ class Offloaded(torch.optim.Optimizer):
                 p.copy_(master, non_blocking=True)
         return loss
 
-    @torch.no_grad()
-    def masters_to_params(self) -> None:
-        """Copy the masters into the parameters, for masters that were loaded."""
-        for p, master in self.masters.items():
-            p.copy_(master)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the parameters' gradients."""
-        for p in self.masters:
-            if set_to_none or p.grad is None:
-                p.grad = None
-            else:
-                p.grad.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of `inner` and the masters, which are exact where the parameters may be rounded."""
-        return {**self.inner.state_dict(), "masters": [master.detach().clone() for master in self.masters.values()]}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; the parameters follow.
-
-        Raises ValueError if the masters are others in number or shape; then nothing has changed."""
-        check_masters(self.masters.values(), state_dict.get("masters"))
-        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "masters"})
-        for master, saved in zip(self.masters.values(), state_dict["masters"], strict=True):
-            master.copy_(saved)
-        self._share()
-        self.masters_to_params()
-
-    def _share(self) -> None:
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
 
 def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
     # fp32 at least: an update below 1/256 of a bf16 weight would be rounded away
@@ -136,5 +92,5 @@ def _master(p: nn.Parameter, device: torch.device | str | None, dtype: torch.dty
     return master
 
 
-def _room(master: Tensor, p: nn.Parameter) -> Tensor:
+def _room(master: Tensor, p: Tensor) -> Tensor:
     return torch.empty_like(master, pin_memory=p.is_cuda and not master.is_cuda)
