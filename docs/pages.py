@@ -296,7 +296,7 @@ def _claim(result: Result, labs: Mapping[str, str], where: Mapping[str, Sequence
     table = ["| | where | the claim says | found | |", "|---|---|---|---|---|"]
     table += [
         f"| {'✓' if setting.holds else '✗'} | {_escaped(setting.name)} | {_escaped(asked(setting))} "
-        f"| {_escaped(amount(setting.found, setting.unit))} | {'measured' if setting.measured else 'computed'} |"
+        f"| {_escaped(amount(setting.truth, setting.unit))} | {'measured' if setting.measured else 'computed'} |"
         for setting in finding.settings
     ]
     truth = row.truth[0].upper() + row.truth[1:]

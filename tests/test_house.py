@@ -353,24 +353,10 @@ def telling_names(path: str, text: str) -> list[str]:
 
 NO_NOUNS = frozenset({"each", "found", "said", "mine", "given", "told", "again", "here", "more"})
 """Words that say how a value was come by, or nothing; what it is says a noun."""
-NOT_YET = (
-    "labkit/course/cards/card.py",  # a deck's file says `said`
-    "labkit/course/claims/finding.py",
-    "labkit/course/classroom/table.py",  # so does a stored table
-    "labkit/course/clinic/case_file.py",  # lab 15 asks a patient whether it is `found`
-    "labkit/course/whiteboard/formula_verdict.py",  # lab 17 prints what a verdict has `said`
-    "labkit/probe/owners.py",  # labs 01 and 04 ask whether a tensor is kept `again`
-)  # fmt: skip
-"""Beginnings of paths with such names still. The list shrinks: one without any has no place in it."""
 
 
 def nouns(path: str, text: str) -> list[str]:
-    """A variable, an argument or an attribute has a noun for its name."""
-    return [] if path.startswith(NOT_YET) else no_nouns_in(path, text)
-
-
-def no_nouns_in(path: str, text: str) -> list[str]:
-    """A complaint for each variable, argument and attribute set in a text that has one of NO_NOUNS for its name."""
+    """A variable, an argument or an attribute that is set has a noun for its name, none of NO_NOUNS."""
     names = [(node.lineno, node.arg) for node in ast.walk(tree_of(text)) if isinstance(node, ast.arg)]
     for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -676,7 +662,6 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (torch_private_in_one_file, "labkit/x.py", "import torch\nprivate('torch._scaled_mm')\nspan._replace(t=0)"),
     (docstrings, "labkit/x.py", "'''M.'''\ndef _f():\n    return 1\ndef g():\n    '''G.'''"),
     (nouns, "labkit/x.py", "def found(rows):\n    return found(rows) + x.again + f(more=rows)"),
-    (nouns, NOT_YET[0], "given = 1"),
     (finished, "labkit/x.py", "class W(Protocol):\n    def f(self):\n        '''F.'''"),
     (
         clusters_say_their_device,
@@ -711,14 +696,6 @@ def test_every_file_of_labkit_keeps_the_rule(rule):
     assert len(files) > 30, "the files of labkit were not found"
     broken = [complaint for path in files for complaint in rule(path, read(path))]
     assert not broken, "\n".join(["", *broken])
-
-
-def test_what_is_not_renamed_yet_is_all_there_is():
-    """Would catch a file that stays excused when its last such name has gone."""
-    files = [path for path in committed() if path.startswith(NOT_YET) and path.endswith(".py")]
-    broken = [path for path in files if no_nouns_in(path, read(path))]
-    clean = [start for start in NOT_YET if not any(path.startswith(start) for path in broken)]
-    assert not clean, f"these have none any more, take them out of NOT_YET: {', '.join(clean)}"
 
 
 def test_no_import_goes_round_in_a_circle():

@@ -77,7 +77,7 @@ def _review(console: Console, box: Box, tags: list[str], lab: str, new: int) -> 
     while due := box.due(tags, lab, new):
         card, since = due[0], time.monotonic()
         console.rule(f"{len(due)} to go")
-        console.print(card.said(card.front), style="bold", markup=False)
+        console.print(card.as_sentence(card.front), style="bold", markup=False)
         if _key(console, "space shows the answer, q ends ", " ") == "q":
             break
         console.print(_back(card))
@@ -118,10 +118,11 @@ def _back(card: Any) -> Table:
         table.add_row(TITLES[part], _plain(text))
     for name, cells in card.rows.items():
         pairs = zip(card.axes, cells, strict=True)
-        text = "; ".join(f"{card.said(axis)}: {card.said(cell)}" for axis, cell in pairs)
-        table.add_row(_plain(card.said(name)), _plain(text))
+        text = "; ".join(f"{card.as_sentence(axis)}: {card.as_sentence(cell)}" for axis, cell in pairs)
+        table.add_row(_plain(card.as_sentence(name)), _plain(text))
     if card.wrong:
-        table.add_row("often heard", _plain(f"{card.said(card.wrong.said)} But: {card.said(card.wrong.but)}"))
+        myth, but = (card.as_sentence(words) for words in (card.wrong.myth, card.wrong.but))
+        table.add_row("often heard", _plain(f"{myth} But: {but}"))
     for claim in card.audited():
         table.add_row("tested", brief(claim).replace("[", "\\["))
     if card.lab:
@@ -136,7 +137,7 @@ def _plain(text: str) -> str:
 def _list(box: Box, tags: list[str], lab: str) -> Table:
     table = TerminalTable("card", "question", "tags", "lab", "difficulty")
     for card in box.deck.of(tags, lab):
-        table.add_row(card.id, _plain(card.said(card.front)), ", ".join(card.tags), ", ".join(card.lab),
+        table.add_row(card.id, _plain(card.as_sentence(card.front)), ", ".join(card.tags), ", ".join(card.lab),
                       "●" * card.difficulty)  # fmt: skip
     return table
 

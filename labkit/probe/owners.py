@@ -249,8 +249,8 @@ RAW = "_raw_saved_"
 class Saved(NamedTuple):
     """A tensor that autograd holds: for which operator, recorded in which module, under which name of that operator.
 
-    `n_bytes` is its storage's size; `again` says that the storage stands in the list already, so that the sum over
-    those that are not `again` is what autograd holds. `kind` is what the storage is counted as, "" if it is not
+    `n_bytes` is its storage's size; `is_repeat` says that the storage stands in the list already, so that the sum over
+    those that are not `is_repeat` is what autograd holds. `kind` is what the storage is counted as, "" if it is not
     counted: it was made before the probe began, as a batch may have been."""
 
     op: str
@@ -260,12 +260,12 @@ class Saved(NamedTuple):
     dtype: str
     n_bytes: int
     kind: str
-    again: bool
+    is_repeat: bool
 
 
 def held_bytes(saved: Iterable[Saved]) -> int:
     """Bytes of a list of saved tensors, each storage counted once."""
-    return sum(tensor.n_bytes for tensor in saved if not tensor.again)
+    return sum(tensor.n_bytes for tensor in saved if not tensor.is_repeat)
 
 
 def walk(

@@ -159,7 +159,7 @@ def test_reviews_go_to_labkit_cards_and_come_back(page, context, tmp_path):
     later = MORNING + timedelta(days=9, hours=5)
     box = Box(the_deck(), tmp_path / "box.sqlite3", lambda: later)
     assert box.load(json.loads(file.read_text())) == 10
-    wanted = [plain(card.said(card.front)) for card in box.due()]
+    wanted = [plain(card.as_sentence(card.front)) for card in box.due()]
     context.clock.set_fixed_time(later)
     page.reload()
     expect(page.locator(".lk-review-bar > span")).to_have_text(f"{len(wanted)} to go · 0 done · 0 days in a row")
@@ -186,7 +186,7 @@ def test_menus_choose_tags_and_labs_and_a_cell_is_a_link(page, site):
     panel.locator("select").nth(1).select_option("03")
     chosen = the_deck().of(["ring"], "03")
     expect(page.locator("#progress")).to_contain_text(f"{len(chosen)} cards: {len(chosen)} new")
-    assert panel.locator(".lk-review-face").inner_text() in {plain(card.said(card.front)) for card in chosen}
+    assert panel.locator(".lk-review-face").inner_text() in {plain(card.as_sentence(card.front)) for card in chosen}
     page.keyboard.press("Space")
     link = panel.locator(".lk-card-lab a[href]").first
     assert re.fullmatch(r"(03|10)_\w+\.html#cell-id=[\w-]+", link.get_attribute("href"))

@@ -211,7 +211,7 @@ def test_what_autograd_holds_is_what_the_operators_derivative_needs(case):
     x = torch.rand(3, 4, requires_grad=True)
     with MemoryProbe() as probe:
         y = op(x)
-        found = [(each.op, each.what, 0 if each.again else each.n_bytes) for each in probe.saved]
+        found = [(each.op, each.what, 0 if each.is_repeat else each.n_bytes) for each in probe.saved]
     assert sorted(found) == sorted(expected), y.grad_fn
     assert held_bytes(probe.saved) == sum(n_bytes for _, _, n_bytes in expected)
 

@@ -116,7 +116,7 @@ def _write(whole: genanki.Deck, media: Mapping[str, str], folder: Path) -> None:
 def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
     """The fields of a card, as HTML by name; its picture goes to `media`."""
     try:
-        fields = {"Front": formulas(card.said(card.front))}
+        fields = {"Front": formulas(card.as_sentence(card.front))}
         fields |= {part.title(): formulas(words) for part, words in card.parts().items()}
         drawing = card.drawn()
     except ValueError as error:
@@ -125,7 +125,8 @@ def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
     if card.axes:
         fields["Table"] = _table(card)
     if card.wrong:
-        fields["Wrong"] = f"<q>{formulas(card.said(card.wrong.said))}</q><br>{formulas(card.said(card.wrong.but))}"
+        myth, but = (formulas(card.as_sentence(words)) for words in (card.wrong.myth, card.wrong.but))
+        fields["Wrong"] = f"<q>{myth}</q><br>{but}"
     fields["Tested"] = evidence(card.audited())
     if drawing:
         svg = _file(drawing)
@@ -137,9 +138,9 @@ def _fields(card: Card, media: dict[str, str]) -> dict[str, str]:
 
 
 def _table(card: Card) -> str:
-    head = "".join(f"<th>{formulas(card.said(axis))}</th>" for axis in card.axes)
+    head = "".join(f"<th>{formulas(card.as_sentence(axis))}</th>" for axis in card.axes)
     rows = "".join(
-        f"<tr><th>{formulas(row)}</th>{''.join(f'<td>{formulas(card.said(cell))}</td>' for cell in cells)}</tr>"
+        f"<tr><th>{formulas(row)}</th>{''.join(f'<td>{formulas(card.as_sentence(cell))}</td>' for cell in cells)}</tr>"
         for row, cells in card.rows.items()
     )
     return f"<table><tr><th></th>{head}</tr>{rows}</table>"

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from labkit.course.cards.figures import Figure, evaluate, figure
 from labkit.course.cards.pictures import picture as picture_of
@@ -41,7 +41,7 @@ class Wrong(BaseModel):
     """A wrong claim that is often heard: its words, why it is wrong, and which audited claims prove that."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    said: str
+    myth: str = Field(validation_alias=AliasChoices("myth", "said"))  # learners' decks of older versions say `said`
     but: str
     claims: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class Card(BaseModel):
         yield from (("axes", text) for text in self.axes)
         yield from (("rows", text) for name, cells in self.rows.items() for text in (name, *cells))
         if self.wrong:
-            yield from (("wrong", text) for text in (self.wrong.said, self.wrong.but))
+            yield from (("wrong", text) for text in (self.wrong.myth, self.wrong.but))
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
@@ -122,13 +122,13 @@ class Card(BaseModel):
             figures[name] = figure(expression, {key: known.value for key, known in figures.items()})
         return figures
 
-    def said(self, text: str) -> str:
+    def as_sentence(self, text: str) -> str:
         """A text with its figures filled in."""
         return NAMED.sub(lambda match: str(self.figures[match[1]]), text)
 
     def parts(self) -> dict[str, str]:
         """The answer with its figures: {"claim": ..., "law": ...}, only the parts that the card has."""
-        return {part: self.said(getattr(self, part)) for part in PARTS if getattr(self, part)}
+        return {part: self.as_sentence(getattr(self, part)) for part in PARTS if getattr(self, part)}
 
     def audited(self) -> tuple[Result, ...]:
         """Results of the audited claims behind the card, and behind its wrong claim, from the last audit."""

@@ -40,7 +40,7 @@ class Face(Protocol):
     def rows(self) -> Mapping[str, tuple[str, ...]]:
         """The rows of its table by name; each has a cell for each of `axes`."""
 
-    def said(self, text: str) -> str:
+    def as_sentence(self, text: str) -> str:
         """A text with its figures filled in."""
 
     def parts(self) -> dict[str, str]:
@@ -67,7 +67,7 @@ class Asked(Protocol):
 
 def front(card: Face) -> str:
     """The question."""
-    return f'<div class="lk-card-front">{formulas(card.said(card.front))}</div>'
+    return f'<div class="lk-card-front">{formulas(card.as_sentence(card.front))}</div>'
 
 
 def back(card: Face) -> str:
@@ -82,7 +82,7 @@ def back(card: Face) -> str:
         for name, words in parts.items()
     )
     if card.wrong:
-        myth, but = (formulas(card.said(words)) for words in (card.wrong.said, card.wrong.but))
+        myth, but = (formulas(card.as_sentence(words)) for words in (card.wrong.myth, card.wrong.but))
         rows += (
             f"<tr class='lk-card-wrong'><th scope='row' {NAME}>often heard</th><td {CELL}><q>{myth}</q> {but}</td></tr>"
         )
@@ -183,11 +183,11 @@ def evidence(results: Iterable[Shown]) -> str:
 
 
 def _table(card: Face) -> str:
-    head = "".join(f"<th scope='col' {CELL}>{formulas(card.said(axis))}</th>" for axis in card.axes)
+    head = "".join(f"<th scope='col' {CELL}>{formulas(card.as_sentence(axis))}</th>" for axis in card.axes)
     rows = ""
     for name, cells in card.rows.items():
-        rows += f"<tr><th scope='row' {CELL}>{formulas(card.said(name))}</th>"
-        rows += "".join(f"<td {CELL}>{formulas(card.said(cell))}</td>" for cell in cells) + "</tr>"
+        rows += f"<tr><th scope='row' {CELL}>{formulas(card.as_sentence(name))}</th>"
+        rows += "".join(f"<td {CELL}>{formulas(card.as_sentence(cell))}</td>" for cell in cells) + "</tr>"
     return f'<table class="lk-card-axes"><tr><td></td>{head}</tr>{rows}</table>'
 
 

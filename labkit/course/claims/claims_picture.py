@@ -106,7 +106,7 @@ def lines(result: Shown) -> list[str]:
         out.append(f"    the row says: {result.claim.verdict}")
     out += [f"    {words}" for words in remarks(result)]
     for setting in result.finding.settings:
-        numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({how(setting)})"
+        numbers = f"claimed {asked(setting)}, found {amount(setting.truth, setting.unit)} ({how(setting)})"
         out.append(f"    {'✓' if setting.holds else '✗'} {setting.name}: {numbers}")
     return out
 
@@ -116,7 +116,7 @@ def brief(result: Shown) -> str:
     word, sign, _ = verdict_of(result)
     settings = sorted(result.finding.settings, key=lambda setting: not setting.measured)
     others = sorted(settings[1:], key=lambda setting: setting.holds == settings[0].holds)
-    facts = [f"{setting.name}: {amount(setting.found, setting.unit)}, claimed {asked(setting)} ({how(setting)})"
+    facts = [f"{setting.name}: {amount(setting.truth, setting.unit)}, claimed {asked(setting)} ({how(setting)})"
             for setting in (*settings[:1], *others[:1])]  # fmt: skip
     return f"{result.claim.id} {sign} {word}: “{result.claim.claim}”; {'; '.join(facts) or result.finding.reason}"
 
@@ -126,7 +126,7 @@ def markdown(results: Sequence[Shown]) -> str:
     rows = ["| id | topic | claim | verdict | truth | measurement | s |", "|---|---|---|---|---|---|--:|"]
     for result in results:
         word, sign, _ = verdict_of(result)
-        tests = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.found, s.unit)} ({how(s)})"
+        tests = [f"{'✓' if s.holds else '✗'} {s.name}: claimed {asked(s)}, found {amount(s.truth, s.unit)} ({how(s)})"
                  for s in result.finding.settings]  # fmt: skip
         row = result.claim
         verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not result.agrees else "")
@@ -210,7 +210,7 @@ def _tests(result: Shown) -> str:
     head = "".join(f"<th scope='col' style='{INNER}'>{name}</th>" for name in ("setting", "claimed", "found", ""))
     rows = ""
     for setting in settings:
-        numbers = (asked(setting), f"{amount(setting.found, setting.unit)}, {how(setting)}")
+        numbers = (asked(setting), f"{amount(setting.truth, setting.unit)}, {how(setting)}")
         cells = "".join(f"<td style='{INNER}'>{escape(words)}</td>" for words in numbers)
         cells += f"<td style='{INNER};white-space:nowrap'>{'✓ holds' if setting.holds else '✗ fails'}</td>"
         rows += f"<tr style='background:transparent'><th scope='row' style='{INNER};font-weight:normal'>"

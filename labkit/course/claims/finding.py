@@ -1,6 +1,6 @@
 """What a proof finds: settings in which a claim was tested, and the verdict that follows from them.
 
-    Setting("K = 8", claimed=9, found=5.5, unit="N B")         in this setting the claim says 9, and the truth is 5.5
+    Setting("K = 8", claimed=9, truth=5.5, unit="N B")         in this setting the claim says 9, and the truth is 5.5
     Finding.of(settings)                                       all hold: holds; none: wrong; some: depends
     Finding.of(settings, premise="equal shards")               some hold: holds with conditions, namely the premise
     Finding.silent("the paper does not say so")                not shown
@@ -24,14 +24,14 @@ VERDICTS = (HOLDS, CONDITIONS, WRONG, DEPENDS, NOT_SHOWN)
 class Setting:
     """One test of a claim: what it says, what is true, and how far apart the two may be.
 
-    claimed, found    numbers (`within` is the share of `claimed` that they may differ by), or words that must be equal
-    rule              "equal", or `found` must be "at least", "at most", "above" or "below" `claimed`
-    measured          True if `found` was measured on real processes or tensors, False if it was computed
+    claimed, truth    numbers (`within` is the share of `claimed` that they may differ by), or words that must be equal
+    rule              "equal", or `truth` must be "at least", "at most", "above" or "below" `claimed`
+    measured          True if `truth` was measured on real processes or tensors, False if it was computed
     """
 
     name: str
     claimed: float | str
-    found: float | str
+    truth: float | str
     unit: str = ""
     within: float = 0.05
     rule: str = "equal"
@@ -40,24 +40,24 @@ class Setting:
     def __post_init__(self) -> None:
         if self.rule not in ("equal", "at least", "at most", "above", "below"):
             raise ValueError(f"{self.name}: no rule is called {self.rule!r}")
-        if isinstance(self.claimed, str) != isinstance(self.found, str) or (
+        if isinstance(self.claimed, str) != isinstance(self.truth, str) or (
             isinstance(self.claimed, str) and self.rule != "equal"
         ):
-            raise ValueError(f"{self.name}: {self.claimed!r} and {self.found!r} cannot be compared")
+            raise ValueError(f"{self.name}: {self.claimed!r} and {self.truth!r} cannot be compared")
 
     @property
     def holds(self) -> bool:
         """True if the claim is true in this setting."""
-        if isinstance(self.claimed, str) or isinstance(self.found, str):
-            return self.claimed == self.found
+        if isinstance(self.claimed, str) or isinstance(self.truth, str):
+            return self.claimed == self.truth
         if self.rule == "equal":
-            return math.isclose(self.found, self.claimed, rel_tol=0, abs_tol=abs(self.claimed) * self.within)
+            return math.isclose(self.truth, self.claimed, rel_tol=0, abs_tol=abs(self.claimed) * self.within)
         room = abs(self.claimed) * self.within
         return {
-            "at least": self.found >= self.claimed - room,
-            "at most": self.found <= self.claimed + room,
-            "above": self.found > self.claimed,
-            "below": self.found < self.claimed,
+            "at least": self.truth >= self.claimed - room,
+            "at most": self.truth <= self.claimed + room,
+            "above": self.truth > self.claimed,
+            "below": self.truth < self.claimed,
         }[self.rule]
 
 
@@ -101,5 +101,5 @@ class Finding:
 
     def stored(self) -> dict[str, Any]:
         """The verdict, and every number by its name, as plain data."""
-        numbers = {setting.name: setting.found for setting in self.settings if not isinstance(setting.found, str)}
+        numbers = {setting.name: setting.truth for setting in self.settings if not isinstance(setting.truth, str)}
         return {"verdict": self.verdict, "numbers": {**numbers, **self.numbers}}

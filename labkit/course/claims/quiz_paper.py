@@ -59,7 +59,7 @@ def key(questions: Sequence[Question], proofs: Sequence[Shown], title: str) -> s
         body += [f"- the proof raised {plain(proof.fault)}"] * bool(proof.fault)
         for setting in proof.finding.settings:
             way = "measured" if setting.measured else "computed"
-            numbers = f"claimed {asked(setting)}, found {amount(setting.found, setting.unit)} ({way})"
+            numbers = f"claimed {asked(setting)}, found {amount(setting.truth, setting.unit)} ({way})"
             body.append(f"- {'✓' if setting.holds else '✗'} {plain(f'{setting.name}: {numbers}')}")
     return "\n".join([*body, ""])
 

@@ -32,7 +32,7 @@ class ExerciseResult:
     cause      the likely mistake, or what was seen
     of         the points that the exercise is worth
     note       what a teacher may want to know; it changes no points
-    said       the report for the student, line by line
+    report     the report for the student, line by line
     """
 
     student: str
@@ -46,7 +46,7 @@ class ExerciseResult:
     of: int
     note: str = ""
     file: str = ""
-    said: tuple[str, ...] = ()
+    report: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Table:
 
     def write(self, to: Path) -> tuple[Path, Path, Path]:
         """Write `to` (a row per exercise), the same with _students (a row per student), and both as .json."""
-        rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "said"} for row in self.rows]
+        rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "report"} for row in self.rows]
         sums = [{key: _cell(value) for key, value in asdict(sum_).items()} for sum_ in self.sums]
-        names = [name for name in ExerciseResult.__dataclass_fields__ if name != "said"]
+        names = [name for name in ExerciseResult.__dataclass_fields__ if name != "report"]
         to, students, plain = files_of(to)
         _write(to, names, rows)
         _write(students, list(Sum.__dataclass_fields__), sums)

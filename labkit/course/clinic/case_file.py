@@ -56,14 +56,14 @@ class Patient:
     name, complaint    the program's owner, and what they have seen
     symptom            one of SYMPTOMS
     cause, test        the true cause, and the one of TESTS that shows it; `shows` says how, in words
-    found(chart)       True if a chart of that test shows the cause
+    shows_cause(chart) True if a chart of that test shows the cause
     differential       other causes of the same complaint, and what they would show
     repair, lab        how to mend the program, and the lab that teaches the mechanism
     tolerance          how far losses and weights may be from the reference's; `last_only`: only the last loss counts,
                        as a share of the first one
     cap_bytes          bytes that a rank may hold; `pool_bytes`: bytes that its allocator may take from the device
     links, n_ranks     for a program that needs a cluster of its own
-    look_steps         steps after which `found` looks; None: `steps`
+    look_steps         steps after which `shows_cause` looks; None: `steps`
     before()           preparation in each process, such as an import that must not count as a step's time
     """
 
@@ -79,7 +79,7 @@ class Patient:
     broken: Program
     repaired: Program
     reference: Program
-    found: Callable[[Chart], bool]
+    shows_cause: Callable[[Chart], bool]
     steps: int = 6
     tolerance: float = 1e-9
     last_only: bool = False

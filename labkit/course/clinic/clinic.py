@@ -181,13 +181,13 @@ def prove(cluster: Cluster, case: Patient, program: str | Program = "repaired") 
     chart = examine(cluster, case, program, VITAL)
     wrong = differs(case, chart)
     look = chart if wrong or _decides(case) else decisive(cluster, case, program)
-    if not wrong and case.found(look):
+    if not wrong and case.shows_cause(look):
         wrong = f"{case.test}: {case.shows}, as before"
     return RepairVerdict(not wrong, wrong or "finishes, without the sign, with the values of one process")
 
 
 def decisive(cluster: Cluster, case: Patient, program: str | Program = "broken") -> Chart:
-    """The chart that `found` of a case needs: from its own test, after `look_steps` steps."""
+    """The chart that `shows_cause` of a case needs: from its own test, after `look_steps` steps."""
     tests = VITAL if case.test in VITAL else (case.test,)
     return examine(cluster, case, program, tests, steps=case.look_steps)
 

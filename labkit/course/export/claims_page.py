@@ -75,7 +75,7 @@ class Tested:
         """The numbers, setting by setting."""
         return [
             SettingRow(
-                setting.name, asked(setting), f"{amount(setting.found, setting.unit)}, {how(setting)}", setting.holds
+                setting.name, asked(setting), f"{amount(setting.truth, setting.unit)}, {how(setting)}", setting.holds
             )
             for setting in self.result.finding.settings
         ]

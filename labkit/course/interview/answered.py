@@ -100,12 +100,13 @@ def judge(card: Card, typed: str) -> Mapping[str, Judged]:
 
 def _laws(card: Card) -> list[str]:
     """The formulas of the card's law that its question does not contain already."""
-    question_laws = {*laws(card.said(card.front)), *(spoken.formula for spoken in formulas(card.said(card.front)))}
-    return [law for law in laws(card.said(card.law)) if law not in question_laws]
+    question = card.as_sentence(card.front)
+    question_laws = {*laws(question), *(spoken.formula for spoken in formulas(question))}
+    return [law for law in laws(card.as_sentence(card.law)) if law not in question_laws]
 
 
 def _symbols(card: Card) -> list[str]:
-    return [name for law in laws(card.said(card.law)) for name in names(law)]
+    return [name for law in laws(card.as_sentence(card.law)) for name in names(law)]
 
 
 def _law(card: Card, spoken: Sequence[Spoken]) -> Judged:
@@ -143,7 +144,7 @@ def _near(asked: Derivation | None, wanted: Sequence[str], spoken: Sequence[Spok
     for question in [*([asked] if asked else []), *map(question_of, wanted)]:
         if near := nearly(question, spoken):
             candidate, verdict = near
-            reasons = " ".join(verdict.said[:2])
+            reasons = " ".join(verdict.reasons[:2])
             return [f"{_quote(candidate.words)}, read as {candidate.formula}: {KINDS[verdict.kind]}. {reasons}"]
     return []
 
@@ -158,7 +159,7 @@ def _bare(formula: str) -> str:
 def _number(card: Card, answer: _Answer, law: bool) -> Judged:
     """Reached if the text has a computed figure that the question does not tell, and one more thing it rests on."""
     figures = {name: card.figures[name] for name in dict.fromkeys(NAMED.findall(card.number))}
-    question_quantities = quantities(card.said(card.front))
+    question_quantities = quantities(card.as_sentence(card.front))
     given_figures = [figure for name in NAMED.findall(card.front) for figure in [card.figures[name]]]
     new = {name: figure for name, figure in figures.items() if not held_against(figure, question_quantities).met}
     results = {name: figure for name, figure in new.items() if not _typed(card, name)} or new
@@ -207,7 +208,7 @@ def _shared(card: Card, part: str, answer: _Answer) -> float:
 
 def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
     """The words of a part that its question does not contain, by stem."""
-    asked = {term.stem for term in terms(card.said(card.front))}
+    asked = {term.stem for term in terms(card.as_sentence(card.front))}
     by_stem: dict[str, list[Term]] = {}
     for term in terms(NAMED.sub(" ", FORMULA.sub(" ", getattr(card, part)))):
         if term.stem not in asked:
@@ -217,15 +218,15 @@ def _wanted(card: Card, part: str) -> dict[str, list[Term]]:
 
 def _code(card: Card, part: str) -> list[str]:
     """Pieces of code and formulas of a part that the question does not contain, without spaces."""
-    asked = _compact(card.said(card.front))
-    inside = [_compact(piece) for piece in re.findall(r"`([^`]*)`", card.said(getattr(card, part)))]
+    asked = _compact(card.as_sentence(card.front))
+    inside = [_compact(piece) for piece in re.findall(r"`([^`]*)`", card.as_sentence(getattr(card, part)))]
     return [piece for piece in dict.fromkeys(inside) if len(piece) > 2 and piece not in asked]
 
 
 def _words(card: Card, part: str, answer: _Answer) -> Judged:
     """Reached if neighbouring sentences have enough of the words, figures and code of the part."""
     wanted, code = _wanted(card, part), _code(card, part)
-    question_quantities = quantities(card.said(card.front))
+    question_quantities = quantities(card.as_sentence(card.front))
     figures = [card.figures[name] for name in dict.fromkeys(NAMED.findall(getattr(card, part)))]
     figures = [figure for figure in figures if not held_against(figure, question_quantities).met]
     total = sum(map(weight, wanted)) + FIGURE * len(figures) + CODE * len(code)
@@ -258,7 +259,7 @@ def _words(card: Card, part: str, answer: _Answer) -> Judged:
 
 def _other_side(card: Card, hits: set[str]) -> tuple[str, ...]:
     """Words of a side of the trade-off that the answer leaves out; () if none is, or the card names only one side."""
-    asked = {term.stem for term in terms(card.said(card.front))}
+    asked = {term.stem for term in terms(card.as_sentence(card.front))}
     for side in SIDES.split(FORMULA.sub(" ", NAMED.sub(" ", card.costs)), maxsplit=1):
         wanted = {term.stem: term for term in terms(side) if term.stem not in asked}
         total = sum(map(weight, wanted))

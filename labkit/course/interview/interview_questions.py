@@ -181,7 +181,7 @@ class Pool:
         return [card for card in self.cards.values() if card.derive == derivation.name]
 
     def _of(self, card: Card) -> Question:
-        return Question(CARD, card.id, card.said(card.front), BUDGET_S[CARD], card.tags, card.lab, card)
+        return Question(CARD, card.id, card.as_sentence(card.front), BUDGET_S[CARD], card.tags, card.lab, card)
 
 
 def rating_of(points: Mapping[str, bool]) -> int:

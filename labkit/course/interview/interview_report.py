@@ -238,7 +238,7 @@ def weakest(asked: Sequence[Spoken], deck: Deck, level: int) -> tuple[Weak, ...]
         follow_ups = [id for key in ids for id in known[key].next if id in known and known[id].difficulty <= level]
         new = [id for id in dict.fromkeys((*ids, *follow_ups)) if id not in named] or ids
         named |= set(new[:MOST_CARDS])
-        cards = tuple((id, known[id].said(known[id].front)) for id in new[:MOST_CARDS])
+        cards = tuple((id, known[id].as_sentence(known[id].front)) for id in new[:MOST_CARDS])
         cells = tuple(dict.fromkeys(cell for question in missed for cell in question.lab))[:MOST_CELLS]
         weak_tags.append(Weak(tag, share, count, cells, cards))
     return tuple(weak_tags)

@@ -34,11 +34,11 @@ POINTS, FAR = 24, 10**9
 
 @dataclass(frozen=True)
 class FormulaVerdict:
-    """The result of the comparison. `kind` is one of KINDS; `said` are the reasons, in sentences. If the formula
+    """The result of the comparison. `kind` is one of KINDS; `reasons` are sentences. If the formula
     differs: `at` are values of the symbols, `value` and `truth` the two results there."""
 
     kind: str
-    said: tuple[str, ...]
+    reasons: tuple[str, ...]
     at: Mapping[str, float] = field(default_factory=dict)
     value: float = math.nan
     truth: float = math.nan
@@ -49,7 +49,7 @@ class FormulaVerdict:
         return self.kind == "right"
 
     def __str__(self) -> str:
-        return f"{KINDS[self.kind]}. " + " ".join(self.said)
+        return f"{KINDS[self.kind]}. " + " ".join(self.reasons)
 
 
 def check(asked: Derivation, text: str, seed: int = 0) -> FormulaVerdict:

@@ -61,6 +61,6 @@ class Whiteboard(Explorer):
         self.reading.value = f"read as ${latex(formula)}$"
         self.derived |= {asked.name} if self.verdict.right else set()
         head, count = KINDS[self.verdict.kind], f"{len(self.derived)} of {len(self.choice.options)} derived"
-        lines = "<br>".join(map(escape, self.verdict.said))
+        lines = "<br>".join(map(escape, self.verdict.reasons))
         self.note = f"<b>{head}</b> · {count}<br>{lines}" + f"<br>{answer}" * bool(answer)
         return whiteboard(asked, formula, self.along.value, self.verdict.at or asked.draws(1)[0])

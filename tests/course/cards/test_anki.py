@@ -102,15 +102,15 @@ def test_every_card_is_one_note_with_one_card(imported):
 def test_every_text_arrives_with_its_figures(notes):
     """Would catch a part that stands in another's field, one that is lost, and {sent} where 1.75 GB should be."""
     for card in the_deck():
-        note = notes[card.said(card.front)]
+        note = notes[card.as_sentence(card.front)]
         assert tuple(note.keys()) == FIELDS
         for part in PARTS:
             assert plain(note[part.title()]) == card.parts().get(part, ""), (card.id, part)
         assert note["Lab"] == ", ".join(card.lab)
         assert bool(note["Wrong"]) is bool(card.wrong)
         if card.wrong:
-            said, but = note["Wrong"].split("<br>")
-            assert (plain(said), plain(but)) == (card.said(card.wrong.said), card.said(card.wrong.but)), card.id
+            lines = [plain(line) for line in note["Wrong"].split("<br>")]
+            assert lines == [card.as_sentence(words) for words in (card.wrong.myth, card.wrong.but)], card.id
         lines = [plain(line) for line in note["Tested"].split("</div>") if line]
         assert lines == [brief(each) for each in card.audited()], card.id
         assert not re.search(r"\{\w+\}", "".join(note.values()).replace("<", " ")), card.id
@@ -121,13 +121,13 @@ def test_a_table_has_its_axes_and_its_cells_in_order(notes):
     tables = [card for card in the_deck() if card.axes]
     assert len(tables) > 5
     for card in tables:
-        lines = ElementTree.fromstring(notes[card.said(card.front)]["Table"])
+        lines = ElementTree.fromstring(notes[card.as_sentence(card.front)]["Table"])
         cells = [["".join(cell.itertext()) for cell in line] for line in lines]
-        said = [[card.said(cell).replace("`", "") for cell in row] for row in card.rows.values()]
-        assert cells[0] == ["", *(card.said(axis).replace("`", "") for axis in card.axes)]
+        said = [[card.as_sentence(cell).replace("`", "") for cell in row] for row in card.rows.values()]
+        assert cells[0] == ["", *(card.as_sentence(axis).replace("`", "") for axis in card.axes)]
         assert [line[1:] for line in cells[1:]] == said
         assert [line[0] for line in cells[1:]] == [row.replace("`", "") for row in card.rows]
-    assert not any(notes[card.said(card.front)]["Table"] for card in the_deck() if not card.axes)
+    assert not any(notes[card.as_sentence(card.front)]["Table"] for card in the_deck() if not card.axes)
 
 
 def test_pictures_arrive_as_files_of_valid_svg_with_a_size_and_words(imported, notes):
@@ -137,7 +137,7 @@ def test_pictures_arrive_as_files_of_valid_svg_with_a_size_and_words(imported, n
     drawn = [card for card in the_deck() if card.picture]
     assert len(list(folder.iterdir())) == len(drawn) >= 30
     for card in drawn:
-        image = ElementTree.fromstring(notes[card.said(card.front)]["Picture"].replace(">", "/>"))
+        image = ElementTree.fromstring(notes[card.as_sentence(card.front)]["Picture"].replace(">", "/>"))
         assert image.get("alt") == card.drawn().label
         root = ElementTree.fromstring((folder / image.get("src")).read_text(encoding="utf-8"))
         assert root.tag == f"{SVG}svg"
@@ -155,7 +155,7 @@ def test_tags_arrive_below_labkit(imported, notes):
     for card in the_deck():
         wanted = {f"labkit::{tag}" for tag in card.tags} | {f"labkit::difficulty::{card.difficulty}"}
         wanted |= {f"labkit::lab::{number_of(cell)}" for cell in card.lab}
-        assert set(notes[card.said(card.front)].tags) == wanted
+        assert set(notes[card.as_sentence(card.front)].tags) == wanted
     assert len(collection.find_notes("tag:labkit::zero")) == len(the_deck().of(tags={"zero"}))
     assert all(tag.startswith("labkit::") for tag in collection.tags.all())
 
@@ -170,7 +170,7 @@ def test_words_that_look_like_html_are_words(tmp_path):
     """Would catch `a < b` that eats the rest of a card, and a deck that brings a script into Anki."""
     words = "If a < b & b > c say <script>alert()</script>; `x < y` is a formula"
     (note,) = the_notes(tmp_path, a_card(claim=words, axes=("<i>",), rows={"<b>": ("a & b",)},
-                                         wrong=Wrong(said="<u>", but="no")))  # fmt: skip
+                                         wrong=Wrong(myth="<u>", but="no")))  # fmt: skip
     assert "<script" not in note["Claim"]
     assert plain(note["Claim"]) == words
     assert "<code>x &lt; y</code>" in note["Claim"]
@@ -184,7 +184,7 @@ def test_the_answer_shows_the_parts_that_are_there_and_no_others(imported, notes
     heads = {"Reason": "why", "Law": "law", "Number": "number", "Costs": "trade-off", "Limits": "when not",
              "Wrong": "often heard", "Tested": "tested"}  # fmt: skip
     for card in the_deck():
-        note = notes[card.said(card.front)]
+        note = notes[card.as_sentence(card.front)]
         asked, shown = (getattr(note.cards()[0].render_output(), side) for side in ("question_text", "answer_text"))
         assert all(words in shown for words in note.values()), card.id
         assert re.findall("<h2>(.*?)</h2>", shown) == [head for field, head in heads.items() if note[field]], card.id

@@ -24,7 +24,7 @@ def test_both_faces_say_all_that_the_card_says() -> None:
     """A part that is left out, a figure that is not filled in, markup from a deck that is not escaped."""
     card = Card(id="a-card", front="Is `a < b` & <b>bold</b>?", claim="Yes: {n}.", reason="So it is.", law="`n = <k>`",
                 axes=("what", "how"), rows={"DDP": ("rows", "{n}")}, numbers={"n": "7"}, difficulty=1, tags=("basics",),
-                wrong=Wrong(said="Never", but="it is {n}"), lab=("07-34",), derive="bubble")  # fmt: skip
+                wrong=Wrong(myth="Never", but="it is {n}"), lab=("07-34",), derive="bubble")  # fmt: skip
     assert front(card) == '<div class="lk-card-front">Is <code>a &lt; b</code> &amp; &lt;b&gt;bold&lt;/b&gt;?</div>'
     shown = back(card)
     words = ("Yes: 7.", "So it is.", "<code>n = &lt;k&gt;</code>", "<q>Never</q> it is 7", "cell 07-34")
@@ -37,7 +37,7 @@ def test_both_faces_say_all_that_the_card_says() -> None:
 def test_a_card_shows_what_the_audit_measured_beside_what_is_claimed() -> None:
     """A measurement that is typed, one that shows only where the claim fails, markup that is not escaped."""
     card = Card(id="a-card", front="How many bytes?", claim="All of them.", law="`2 n`", proofs=("c13", "c11"),
-                wrong=Wrong(said="Half", but="all", claims=("c12",)), difficulty=1, tags=("basics",))  # fmt: skip
+                wrong=Wrong(myth="Half", but="all", claims=("c12",)), difficulty=1, tags=("basics",))  # fmt: skip
     found = {each.claim.id: each for each in kept().results}
     assert [each.claim.id for each in card.audited()] == ["c13", "c11", "c12"]
     lines = [f"<div>{escape(brief(found[id]), quote=False)}</div>" for id in ("c13", "c11", "c12")]
@@ -47,7 +47,7 @@ def test_a_card_shows_what_the_audit_measured_beside_what_is_claimed() -> None:
     shown = [each.holds for each in found["c11"].finding.settings if f"{each.name}: " in both]
     assert sorted(shown) == [False, True]
     one = found["c12"].finding.settings[0]
-    assert f"{one.name}: {amount(one.found, one.unit)}, claimed {asked(one)} (measured)" in brief(found["c12"])
+    assert f"{one.name}: {amount(one.truth, one.unit)}, claimed {asked(one)} (measured)" in brief(found["c12"])
     assert evidence(()) == ""
 
 

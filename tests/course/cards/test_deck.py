@@ -34,7 +34,7 @@ GOOD = {
 def test_every_number_of_a_card_is_computed_and_every_law_holds(card: Card) -> None:
     """A figure that cannot be computed, a law that the planner does not know, a placeholder that is left over."""
     for _, text in card.texts():
-        assert not re.search(r"\{\w+\}", card.said(text))
+        assert not re.search(r"\{\w+\}", card.as_sentence(text))
     assert card.broken() == []
     assert list(card.parts())[0] == "claim"
 
@@ -42,7 +42,7 @@ def test_every_number_of_a_card_is_computed_and_every_law_holds(card: Card) -> N
 def test_the_deck_is_as_large_as_promised_and_asks_nothing_twice() -> None:
     """150 cards were promised; two cards with the same question are one."""
     assert len(the_deck()) >= 150
-    fronts = [card.said(card.front).lower() for card in the_deck()]
+    fronts = [card.as_sentence(card.front).lower() for card in the_deck()]
     assert len(set(fronts)) == len(fronts)
 
 
@@ -120,7 +120,7 @@ def words_of(card: Card) -> Counter[str]:
         ("- id: a-card\n  front: What is asked?\n  front: Again?\n", 3, "front", "stands twice"),
         ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  proofs: [c1]\n  difficulty: 1\n"
          "  tags: [x]\n", 5, "proofs", "no claim is called 'c1'; did you mean 'c01'?"),
-        ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  wrong:\n    said: No.\n    but: So.\n"
+        ("- id: a-card\n  front: What is asked?\n  claim: It is so.\n  law: a\n  wrong:\n    myth: No.\n    but: So.\n"
          "    claims: [c999]\n  difficulty: 1\n  tags: [x]\n", 8, "wrong.claims", "no claim is called 'c999'"),
         ("- id: a-card\n  colour: red\n", 2, "colour", "not permitted"),
         ("- id: a-card\n  front: [unclosed\n", 3, "", "no YAML"),

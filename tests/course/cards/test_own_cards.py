@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labkit.course.cards.deck import the_deck
+from labkit.course.cards.deck import read_deck, the_deck
 from labkit.course.cards.own import failed, measured
 from labkit.course.cards.own_cards import cards
 from labkit.course.learner.events import Attempt
@@ -81,3 +81,13 @@ def test_ones_own_decks_are_read_and_a_broken_one_is_told(tmp_path: Path) -> Non
     assert "b.yaml, line 1, field front" in box.note
     assert "stays out" in box.note
     assert len(box.deck) == len(the_deck()) + 1
+
+
+def test_a_deck_that_calls_a_myth_said_as_decks_did_before_is_still_read(tmp_path: Path) -> None:
+    """A learner's deck that an update of labkit makes unreadable."""
+    text = "- id: a-card\n  front: What is asked?\n  claim: So it is.\n  law: a\n  difficulty: 1\n  tags: [mine]\n"
+    for key in ("said", "myth"):
+        (tmp_path / "mine.yaml").write_text(f"{text}  wrong:\n    {key}: It is not.\n    but: It is.\n")
+        wrong = read_deck(tmp_path / "mine.yaml")["a-card"].wrong
+        assert wrong is not None
+        assert wrong.myth == "It is not."

@@ -51,19 +51,19 @@ def labkit_claims(*words: str) -> subprocess.CompletedProcess[str]:
 def failing(setting: Setting) -> list[Setting]:
     """The setting with findings that are far on the wrong side of what is claimed."""
     if isinstance(setting.claimed, str):
-        return [replace(setting, found=setting.claimed + " not")]
+        return [replace(setting, truth=setting.claimed + " not")]
     low = 0.0 if setting.claimed > 0 else setting.claimed - 1 - abs(setting.claimed)
     high = 10 * abs(setting.claimed) + 1
     sides = {"equal": (low, high), "at least": (low,), "above": (low,), "at most": (high,), "below": (high,)}
-    return [replace(setting, found=each) for each in sides[setting.rule] if each != setting.claimed]
+    return [replace(setting, truth=each) for each in sides[setting.rule] if each != setting.claimed]
 
 
 def holding(setting: Setting) -> Setting:
     """The setting, in a world in which the claim is true."""
     if setting.rule in ("above", "below"):
         sign = 1 if setting.rule == "above" else -1
-        return replace(setting, found=setting.claimed + sign * (1 + abs(setting.claimed)))
-    return replace(setting, found=setting.claimed)
+        return replace(setting, truth=setting.claimed + sign * (1 + abs(setting.claimed)))
+    return replace(setting, truth=setting.claimed)
 
 
 # The rows
@@ -123,7 +123,7 @@ def no_setting_is_idle(setting: Setting) -> None:
     for other in failing(setting):
         assert not other.holds, other
     if setting.rule == "equal":
-        assert replace(setting, claimed=setting.found).holds, setting
+        assert replace(setting, claimed=setting.truth).holds, setting
 
 
 def the_verdict_is_what_the_settings_say(finding: Finding) -> None:
@@ -228,7 +228,7 @@ def test_stored_numbers_are_those_of_a_fresh_run(id):
     assert [each.name for each in fresh.settings] == [each.name for each in old.settings]
     for new, each in zip(fresh.settings, old.settings, strict=True):
         assert (new.rule, new.unit, new.within) == (each.rule, each.unit, each.within)
-        for ours, theirs in ((new.claimed, each.claimed), (new.found, each.found)):
+        for ours, theirs in ((new.claimed, each.claimed), (new.truth, each.truth)):
             assert ours == theirs if isinstance(ours, str) else math.isclose(ours, theirs, rel_tol=1e-5), new.name
     assert fresh.numbers.keys() == old.numbers.keys()
     for name, value in fresh.numbers.items():
@@ -260,7 +260,7 @@ def test_what_is_stored_is_read_as_it_was(tmp_path):
     assert second.finding.verdict == finding.verdict == CONDITIONS
     assert second.finding.premise == finding.premise
     assert dict(second.finding.numbers) == {"z": 2**40, "y": 1.0}
-    assert [each.found for each in second.finding.settings] == [math.inf, "fits", 0.333333, math.inf]
+    assert [each.truth for each in second.finding.settings] == [math.inf, "fits", 0.333333, math.inf]
     assert second.finding.settings[:2] == finding.settings[:2]
 
 

@@ -17,10 +17,10 @@ from tests.view import page
 WORDS = ("holds", "holds with conditions", "wrong", "depends", "not shown")
 
 
-def setting(name: str = "K = 8", claimed: object = 9.0, found: object = 5.5, **more: object) -> SimpleNamespace:
+def setting(name: str = "K = 8", claimed: object = 9.0, truth: object = 5.5, **more: object) -> SimpleNamespace:
     """A setting as labkit/course/claims/finding.py has it."""
     plain = {"unit": "B a parameter", "within": 0.05, "rule": "equal", "measured": False, "holds": False}
-    return SimpleNamespace(name=name, claimed=claimed, found=found, **{**plain, **more})
+    return SimpleNamespace(name=name, claimed=claimed, truth=truth, **{**plain, **more})
 
 
 @dataclass

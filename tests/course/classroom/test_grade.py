@@ -120,7 +120,7 @@ def test_a_row_says_what_is_wrong_and_why(graded: SimpleNamespace) -> None:
     assert told["dan"].cause == problem("03.2").mutants[3].cause
     assert "not written yet" in told["eve"].cause
     assert row(graded, "hal", "07.2").cause == "there is no definition of ShardedOptimizer"
-    assert any("2 ranks, float32" in line for line in told["ben"].said)
+    assert any("2 ranks, float32" in line for line in told["ben"].report)
 
 
 def test_a_file_that_is_no_notebook_gets_a_row(graded: SimpleNamespace) -> None:
@@ -159,7 +159,7 @@ def test_an_endless_loop_costs_its_own_time(tmp_path: Path) -> None:
     assert time.perf_counter() - began < allowed(len(rows))
     assert {name: each.verdict for name, each in rows.items()} == {"ana": "", "dan": "liveness", "eve": "rules"}
     assert rows["dan"].cause.startswith("it never ends")
-    assert "1 of 4 cases" in rows["dan"].said[0]
+    assert "1 of 4 cases" in rows["dan"].report[0]
 
 
 def test_nothing_is_left_running_and_nothing_is_written_beside_the_notebooks(graded: SimpleNamespace) -> None:
@@ -217,7 +217,7 @@ def test_all_students_get_the_same_cases(tmp_path: Path) -> None:
     for student in ("ana", "ben"):
         hand_in(tmp_path / student, notebook(f"# {student}\n{text}"))
     first, second = (
-        [each.said[2:4] for each in grade(tmp_path, keys=["03.2"], seed=seed, progress=False).rows] for seed in (1, 2)
+        [each.report[2:4] for each in grade(tmp_path, keys=["03.2"], seed=seed, progress=False).rows] for seed in (1, 2)
     )
     assert first[0] == first[1]
     assert "expected" in first[0][0]

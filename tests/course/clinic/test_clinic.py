@@ -56,10 +56,10 @@ def test_the_broken_program_shows_its_symptom_and_the_test_its_cause(cause, clus
     assert chart.ended == (case.symptom if case.symptom in ("stops for ever", "out of memory") else "finished")
     assert (clinic.differs(case, chart) != "") == (chart.ended != "finished" or cause in VALUES_ARE_WRONG)
     look = chart if case.look_steps is None and case.test in clinic.VITAL else decisive(cluster, case, "broken")
-    assert case.found(look)
+    assert case.shows_cause(look)
     like = case.symptom, case.test, case.look_steps
     others = [each for each in clinic.cases if (each.symptom, each.test, each.look_steps) == like and each != case]
-    assert [each.cause for each in others if each.found(look)] == []
+    assert [each.cause for each in others if each.shows_cause(look)] == []
     assert clinic.signs(look)[case.test]
     assert clinic.recorded(case)[case.test]
     all_well(cluster)

@@ -141,8 +141,8 @@ def test_nothing_and_the_question_and_the_opposite_reach_nothing(id):
     """Would catch points for repeating the question, and for a claim that is turned round."""
     card = the_deck()[id]
     assert not reached(judge(card, ""))
-    assert not reached(judge(card, card.said(card.front) * 2))
-    words = card.said(card.claim).split()
+    assert not reached(judge(card, card.as_sentence(card.front) * 2))
+    words = card.as_sentence(card.claim).split()
     denied = " ".join(f"not {word}" for word in words)
     assert not judge(card, denied)["claim"].reached
 
@@ -179,7 +179,7 @@ def test_on_the_whole_deck_own_answers_reach_their_points_and_those_of_other_top
     counts = {"own": [0, 0], "other": [0, 0], "nothing": [0, 0]}
     for card in cards:
         other = numbers.choice([another for another in cards if not set(another.tags) & set(card.tags)])
-        asked = card.said(card.front)
+        asked = card.as_sentence(card.front)
         for kind, text in (("own", whole(card)), ("other", whole(other)), ("nothing", ""), ("nothing", asked)):
             points = judge(card, text)
             judged = [point for point in points.values() if kind != "own" or point.reached is not None]

@@ -474,7 +474,7 @@ def test_the_weakest_tags_come_with_cells_and_cards_of_what_was_missed():
         missed = [one for one in report.asked if each.tag in one.tags and one.share < 0.75]
         assert set(each.cells) <= {cell for one in missed for cell in one.lab}
         assert each.cards[0][0] in {one.key for one in missed}
-        assert all(front == DECK[id].said(DECK[id].front) for id, front in each.cards)
+        assert all(front == DECK[id].as_sentence(DECK[id].front) for id, front in each.cards)
 
 
 def test_what_was_said_well_is_nothing_to_look_at_again():

@@ -246,7 +246,7 @@ def test_common_mistakes_are_found_and_named(each):
     for other in each.wrong:
         found = check(each, other.formula)
         assert not found.right, other
-        assert any(other.why in said for said in found.said), (other, found)
+        assert any(other.why in said for said in found.reasons), (other, found)
         assert found.at
         assert found.value != found.truth
 

@@ -62,10 +62,10 @@ def c02() -> Finding:
     share = partial(Setting, claimed=1, unit="of the gradient", within=0, measured=True)
     return Finding.of(
         [
-            share("equal rows, LayerNorm", found=agree(nn.LayerNorm(16))),
-            share("BatchNorm", found=agree(nn.BatchNorm1d(4))),
-            share("ragged rows", found=agree(nn.LayerNorm(16), ragged)),
-            share("loss not divided", found=agree(nn.LayerNorm(16), divide=1)),
+            share("equal rows, LayerNorm", truth=agree(nn.LayerNorm(16))),
+            share("BatchNorm", truth=agree(nn.BatchNorm1d(4))),
+            share("ragged rows", truth=agree(nn.LayerNorm(16), ragged)),
+            share("loss not divided", truth=agree(nn.LayerNorm(16), divide=1)),
         ],
         premise="mean losses of equally many tokens each, divided by their number, and no batch statistics",
     )

@@ -180,7 +180,7 @@ def c101() -> Finding:
     config = GPTConfig(n_layer=1, d_model=256, n_head=4, vocab=512, seq=256)
     ddp, zero3 = (rehearse(config, Layout(dp=8), Recipe(name, batch_size=64)) for name in ("ddp", "zero3"))
     acts = [
-        sum(tensor.n_bytes for tensor in run.saved if not tensor.again and tensor.kind == "activations")
+        sum(tensor.n_bytes for tensor in run.saved if not tensor.is_repeat and tensor.kind == "activations")
         for run in (ddp, zero3)
     ]
     state = [sum(run.before[kind] for kind in ("parameters", "gradients", "optimizer")) for run in (ddp, zero3)]

@@ -85,10 +85,10 @@ def c31() -> Finding:
     gathered = partial(Setting, claimed=2, unit="a layer", within=0, measured=True)
     return Finding.of(
         [
-            gathered("2 ranks", found=plain),
-            gathered("4 ranks", found=four[0]),
-            gathered("each layer checkpointed by itself", found=alone),
-            gathered(f"{N_LAYERS} layers in one checkpointed segment", found=together),
+            gathered("2 ranks", truth=plain),
+            gathered("4 ranks", truth=four[0]),
+            gathered("each layer checkpointed by itself", truth=alone),
+            gathered(f"{N_LAYERS} layers in one checkpointed segment", truth=together),
         ],
         premise="no checkpointed segment has several units",
         one_segment_by_law=3 - 1 / N_LAYERS,

@@ -209,10 +209,10 @@ def c86() -> Finding:
     setting = partial(Setting, claimed=1.1, unit="times", rule="above", measured=True)
     return Finding.of(
         [
-            setting("GPipe, micros of 64 rows", found=growth[0]),
-            setting("GPipe, batch of 256 rows", found=growth[1]),
-            setting("1F1B, micros of 64 rows", found=growth[2]),
-            setting("1F1B, batch of 256 rows", found=growth[3]),
+            setting("GPipe, micros of 64 rows", truth=growth[0]),
+            setting("GPipe, batch of 256 rows", truth=growth[1]),
+            setting("1F1B, micros of 64 rows", truth=growth[2]),
+            setting("1F1B, batch of 256 rows", truth=growth[3]),
         ],
         premise="all forwards come first, as in GPipe, and micro-batches keep their size",
     )

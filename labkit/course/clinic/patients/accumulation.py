@@ -56,7 +56,7 @@ def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
     return plain(steps, 32 * n_ranks, LR)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the first gradient is too long by a factor of as many micro-batches as there are."""
     if not (chart.alone and chart.alone[2] and chart.seen[0].gradients):
         return False
@@ -80,7 +80,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=12,
     tolerance=1e-6,
     look_steps=1,

@@ -54,7 +54,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], None]:
     return squares, None
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if every rank waits in a send."""
     return chart.error is not None and all(rank.verb == "send" for rank in chart.error.autopsy.ranks)
 
@@ -76,5 +76,5 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
 )

@@ -63,7 +63,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     return plain(steps, 8 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if ranks spend their time outside verbs with idle processors, long enough for a read in every step."""
     least = min(chart.recording.shares(rank).compute for rank in chart.recording.ranks)
     busy = max(rank.busy for rank in chart.seen)
@@ -88,6 +88,6 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=6,
 )

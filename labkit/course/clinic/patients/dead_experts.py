@@ -94,7 +94,7 @@ def reference(n_ranks: int, steps: int = 100) -> tuple[list[float], nn.Module]:
     return losses, layer
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if an expert had not one row of all ranks in the last step."""
     return any(count == 0 for layer in chart.rows_by_expert for count in layer)
 
@@ -116,7 +116,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=100,
     tolerance=1e-6,
 )

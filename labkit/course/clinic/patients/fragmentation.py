@@ -76,7 +76,7 @@ def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if most of what the device had given was idle when it was asked for more."""
     return any(rank.reserved > 2 * rank.allocated for rank in chart.stored)
 
@@ -98,7 +98,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=10,
     pool_bytes=9 * 64 * 1024,
 )

@@ -55,7 +55,7 @@ def reference(n_ranks: int, steps: int = 20) -> tuple[list[float], nn.Module]:
     return plain(steps, 64 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the bytes held between two steps grow during the run (without its first and last eighth)."""
     return any(rank.floors[-2] > 2 * rank.floors[2] for rank in chart.stored)
 
@@ -77,7 +77,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=20,
     cap_bytes=500_000,
 )

@@ -84,7 +84,7 @@ def reference(n_ranks: int, steps: int = 8) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the floor is level and one peak is many times the usual one."""
     usual = [sorted(rank.tops)[len(rank.tops) // 2] for rank in chart.stored]
     return any(max(rank.tops) > 4 * low for rank, low in zip(chart.stored, usual, strict=True))
@@ -107,7 +107,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=8,
     cap_bytes=700_000,
 )

@@ -87,7 +87,7 @@ def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
     return losses, None
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the peak exceeds two models, though a rank's own part is a fraction of one, with few activations."""
     return any(rank.peak.total > 2 * N_BYTES > 50 * rank.peak["activations"] for rank in chart.stored)
 
@@ -109,7 +109,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=2,
     tolerance=1e-5,
     cap_bytes=2 * N_BYTES,

@@ -65,7 +65,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     return plain(steps, 8 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if rank 0, and no other, is in a barrier."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
     return [rank.rank for rank in ranks if rank.verb == "barrier"] == [0]
@@ -88,5 +88,5 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
 )

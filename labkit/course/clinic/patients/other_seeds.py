@@ -52,7 +52,7 @@ def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
     return plain(steps, 16 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if weights differ before the first step."""
     return chart.apart("weights") > 1e-3
 
@@ -74,7 +74,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=10,
     look_steps=0,
 )

@@ -83,7 +83,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if gradients are not finite, though the first loss is."""
     tables = [rank.gradients for rank in chart.seen if rank.gradients]
     return any(row.not_finite > 0 for table in tables for row in table) and chart.losses[0] < 10
@@ -106,7 +106,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     tolerance=5e-3,
     look_steps=1,
 )

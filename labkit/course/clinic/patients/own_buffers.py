@@ -80,7 +80,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if weights are alike and buffers are not."""
     return chart.apart("weights") < 1e-9 and chart.apart("buffers") > 1e-3
 
@@ -101,5 +101,5 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
 )

@@ -88,7 +88,7 @@ def reference(n_ranks: int, steps: int = 4) -> tuple[list[float], nn.Module]:
     return losses, head
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the last rank's head differs and all others are alike."""
     if len({rank.losses[:1] for rank in chart.seen}) > 1:
         return False  # they differed before the first step
@@ -113,7 +113,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=4,
     tolerance=1e-2,
 )

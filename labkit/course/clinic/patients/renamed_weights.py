@@ -61,7 +61,7 @@ def reference(n_ranks: int, steps: int = 16) -> tuple[list[float], nn.Module]:
     return plain(steps, 16 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the losses begin anew in the middle, and every rank has the same weights."""
     ours, half = chart.losses, len(chart.losses) // 2
     restarted = half > 1 and ours[0] != ours[1] and ours[half : 2 * half] == ours[:half]
@@ -85,6 +85,6 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=16,
 )

@@ -83,7 +83,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if some ranks wait in the all_gather of rare rows and others in the all_reduce."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
     return any(rank.verb == "all_gather" for rank in ranks) and any(rank.verb == "all_reduce" for rank in ranks)
@@ -106,5 +106,5 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
 )

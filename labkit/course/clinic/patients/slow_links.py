@@ -73,7 +73,7 @@ def reference(n_ranks: int, steps: int = 2) -> tuple[list[float], None]:
     return [y.square().mean().item()] * steps, None
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the ranks wait for the wire, and most bytes leave the node."""
     return chart.recording.shares().exposed > 0.3 and chart.across > 0.5
 
@@ -95,7 +95,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=2,
     links=LINKS,
     n_ranks=4,

@@ -62,7 +62,7 @@ def reference(n_ranks: int, steps: int = 5) -> tuple[list[float], nn.Module]:
     return plain(steps, 8 * n_ranks)
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if all ranks but one spend most of the time waiting for a rank, and that one hardly any."""
     shares = [chart.recording.shares(rank) for rank in chart.recording.ranks]
     late = max(range(len(shares)), key=lambda rank: shares[rank].compute)
@@ -87,6 +87,6 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=5,
 )

@@ -84,7 +84,7 @@ def reference(n_ranks: int, steps: int = 1) -> tuple[list[float], None]:
     return [_error(x, y).item()] * steps, None
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if ranks spend most of the time waiting for one another, and hardly any waiting for the wire."""
     shares = chart.recording.shares()
     most = 1 - 1 / len(chart.seen)  # one micro-batch, equal stages
@@ -108,7 +108,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=1,
     before=warm_up,
 )

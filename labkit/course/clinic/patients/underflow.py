@@ -70,7 +70,7 @@ def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if nearly all gradients of a layer are zero, none is infinite, and no expert went without rows."""
     tables = [rank.gradients for rank in chart.seen if rank.gradients]
     rows_ = [row for table in tables for row in table]
@@ -95,7 +95,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=12,
     tolerance=5e-3,
 )

@@ -71,7 +71,7 @@ def reference(n_ranks: int, steps: int = 9) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if a rank waits in a collective for a rank that has finished."""
     return chart.error is not None and "finished without it" in chart.error.autopsy.headline
 
@@ -94,6 +94,6 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=9,
 )

@@ -80,7 +80,7 @@ def reference(n_ranks: int, steps: int = 60) -> tuple[list[float], None]:
     return [first, *[left] * (steps - 1)], None
 
 
-def found(chart: Chart) -> bool:
+def shows_cause(chart: Chart) -> bool:
     """True if the layer that the task pulls at, `down`, has no gradient and so is not trained."""
     table = chart.seen[0].gradients
     rows = [row for row in table or () if row.name.startswith("down")]
@@ -104,7 +104,7 @@ CASE = Patient(
     broken=broken,
     repaired=repaired,
     reference=reference,
-    found=found,
+    shows_cause=shows_cause,
     steps=60,
     tolerance=0.05,
     last_only=True,
