@@ -95,7 +95,7 @@ class Recipe:
     gradients        with "ddp", how gradients travel: "exact": as they are added up; "bf16": in 2 bytes; "8bit": in 1
                      byte with a unit for 256 of them, what rounding cuts off being added to the next step's (on its
                      rank: a checkpoint does not hold it). It changes what is learned, so that `plans` does not try it
-    checkpointing    the old name of recompute="full". It is taken and not kept: `recompute` says what was chosen
+    checkpointing    the old name of recompute="full"; a recipe keeps `recompute` alone
     """
 
     strategy: str = "ddp"
