@@ -280,7 +280,7 @@ FROM_BOTH_ENDS = [
 def test_a_pipeline_that_is_entered_at_both_ends_trains_as_one_process_does(sizes, strategy, n_micro, more, tmp_path):
     """Would catch copies of a stage that see half of the rows and average over one end alone, a loss that is counted at
     each end, a norm with each stage twice, and a checkpoint that holds each stage twice, or half of it."""
-    recipe = recipe_of(strategy, "dualpipe", "none", n_micro, **more)
+    recipe = recipe_of(strategy, "dualpipe", n_micro=n_micro, **{"recompute": "none", **more})
     recipe = replace(recipe, batch_size=12) if sizes[0] == 3 else recipe
     reference = one_process(CONFIG, recipe)
     loose = 1e-11 if recipe.optimizer == "muon" else 1e-12
