@@ -85,7 +85,7 @@ class Stage:
         )
 
     def count(self, kind: str) -> int:
-        """How many layers are of this kind."""
+        """The number of layers of this kind."""
         return sum(one.kind == kind for one in self.layers)
 
 
@@ -206,7 +206,7 @@ class Group:
         return (0, *accumulate(bucket.numel for bucket in self.buckets))
 
     def full(self, arrived: int) -> int:
-        """How many buckets are full once so many elements have arrived."""
+        """The number of buckets that are full once so many elements have arrived."""
         return bisect_right(self._full_at, arrived)
 
     def sent(self, count: int) -> int:

@@ -144,7 +144,7 @@ class Pass:
 
     @cached_property
     def beside(self) -> Held:
-        """What the strategies of the other stages of this rank hold."""
+        """Bytes that the strategies of the other stages of this rank hold."""
         turn, r = self.turn, self.rank.recipe
         return together(
             r.strategy_law.between(group, r, turn.done[k], turn.finished[k], turn.held[k] > 0 and not r.reshard)

@@ -181,7 +181,7 @@ class StepTime:
         return 0.5 * (back.total - back.ep) / whole
 
     def work(self) -> Work:
-        """What communication along dp may hide behind."""
+        """The computation that communication along dp may hide behind."""
         v = self.recipe.stages_per_rank
         forward, backward = (max(way.compute for way in ways) * v for ways in zip(*self.stages, strict=True))
         n_units = max(1, self.shape.n_layer // len(self.stages)) * v
