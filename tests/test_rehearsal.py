@@ -432,6 +432,27 @@ def test_the_law_stands_beside_what_was_rehearsed():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "recipe", "tied"),
+    [
+        (Layout(4, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="amp", optimizer="sgd"), False),
+        (
+            Layout(),
+            Recipe("ddp", batch_size=4, n_micro=4, precision="fp8", fp32_gradients=True, recompute="full"),
+            True,
+        ),
+    ],
+    ids=["units of the next micro-batch", "wide gradients of a tied table"],
+)
+def test_the_law_knows_what_two_moments_at_the_end_of_backward_hold(layout, recipe, tied):
+    """Two bugs: a stage gathers ahead for its next micro-batch (13.8% of a rank), and a tied table's gradient waits in
+    fp32 where gradients are widened (5.7%)."""
+    vocab, seq = (4096, 8) if tied else (256, 64)  # few tokens, so that no logits are larger than the table
+    config = GPTConfig(n_layer=2, d_model=64, n_head=4, vocab=vocab, seq=seq, position="learned", tied=tied)
+    assert rehearse(config, layout, recipe).against.total.apart == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_the_law_knows_what_gpipe_has_sent_before_anything_comes_back(rank):
     """A bug: one message was counted as on its way, where gpipe keeps all but the last: 4.6% of a 70B rank."""

@@ -123,6 +123,14 @@ def test_bounds_hold_the_predicted_peak_between_them(size, strategy, again, dp, 
         assert least <= predict_memory(shape, layout, recipe, rank, device).total <= most
 
 
+def test_bounds_know_what_is_on_its_way_while_a_pipeline_fills():
+    """Would catch a bound that counts the messages of a full pipeline: as it fills, nothing has come back for 46."""
+    shape = ModelShape.preset("llama-7b").changed(seq=2048)
+    recipe = Recipe("ddp", "interleaved", 64, 64, 2, precision="bf16", recompute="selective")
+    least, most = Rank(shape, Layout(pp=16), recipe, 0, "cuda").bounds()
+    assert least <= predict_memory(shape, Layout(pp=16), recipe, 0, "cuda").total <= most
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "shampoo"])
 @pytest.mark.parametrize(
     ("strategy", "layout"), [("ddp", Layout(tp=2)), ("zero1", Layout(dp=4)), ("zero3", Layout(2, 2, 2))], ids=str
