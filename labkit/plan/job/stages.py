@@ -12,11 +12,13 @@ from itertools import pairwise
 from labkit.plan.job.recipe import Recipe, refusals
 from labkit.plan.job.turns import turns
 from labkit.plan.laws import expert_tensor, experts
+from labkit.plan.laws.schedules import LAWS
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 
 
+@lru_cache(maxsize=64)  # a step is asked for its memory on several ranks, and then for its seconds
 def check_plan(shape: ModelShape, recipe: Recipe, layout: Layout) -> None:
     """ValueError, with the numbers and the mend, for a combination of model, recipe and layout that cannot work.
 
@@ -69,31 +71,40 @@ def micro_rows(recipe: Recipe, layout: Layout) -> int:
     return -(-(recipe.batch_size // layout.dp) // recipe.n_micro)
 
 
-def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> list[int]:
-    """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp.
+def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> tuple[int, ...]:
+    """The most micro-batches that a rank holds at once, for each of its stages; `place` is its position along pp."""
+    return in_flight(recipe.schedule, layout.pp, recipe.n_micro, recipe.stages_per_rank, place)
 
-    The law of the schedule says it (labkit.plan.laws.schedules), or the fullest moment of its program."""
-    p, m, v, held = layout.pp, recipe.n_micro, recipe.stages_per_rank, recipe.schedule_law.held
-    if held is None:
-        return list(max((turn.held for turn in turns(recipe.schedule, p, m, v, place)), key=sum))
-    return list(held(p, m, v, place))
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, p: int, m: int, v: int, place: int) -> tuple[int, ...]:
+    """The same for `m` micro-batches on `p` ranks with `v` stages each: the law of the schedule says it
+    (labkit.plan.laws.schedules), or the fullest moment of its program."""
+    if (held := LAWS[schedule].held) is not None:
+        return held(p, m, v, place)
+    return max((turn.held for turn in turns(schedule, p, m, v, place)), key=sum)
 
 
 def fullest_places(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
     """Some ranks of which one holds most, without what owners of whole matrices keep: that of the first stages, with
     the most micro-batches in flight; of the last, with the logits; and between them, of those with as many blocks and a
     full pipeline or not, the first and the last."""
-    p, v = layout.pp, recipe.stages_per_rank
-    blocks = blocks_of(shape, recipe.n_stages(p))
+    places = _fullest_places(shape, recipe.schedule, layout.pp, recipe.n_micro, recipe.stages_per_rank)
+    return [layout.rank(pp=place) for place in places]
+
+
+@lru_cache(maxsize=1024)
+def _fullest_places(shape: ModelShape, schedule: str, p: int, m: int, v: int) -> list[int]:
+    law = LAWS[schedule]
+    blocks = blocks_of(shape, p * v // law.copies)
 
     def kind(place: int) -> tuple[int, bool]:
-        return sum(blocks[stage] for stage in recipe.stages_on(place, p)), recipe.n_turns * v > sum(
-            pairs_in_flight(recipe, layout, place)
-        )
+        full = m // law.copies * v > sum(in_flight(schedule, p, m, v, place))
+        return sum(blocks[stage] for stage in law.stages_on(place, p, v)), full
 
     kinds = [(kind(place), place) for place in range(1, p - 1)]
     firsts, lasts = dict(reversed(kinds)), dict(kinds)
-    return [layout.rank(pp=place) for place in sorted({0, p - 1, *firsts.values(), *lasts.values()})]
+    return sorted({0, p - 1, *firsts.values(), *lasts.values()})
 
 
 def way_of(recipe: Recipe) -> str:
@@ -112,14 +123,14 @@ def linear_params(shape: ModelShape, tp: int, ep: int = 1) -> tuple[float, float
     return rest / tp, expert * shape.n_expert / ep / tp
 
 
-def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe) -> Setting:
-    """The setting in which this recipe runs a layer on one rank."""
+def setting_of(shape: ModelShape, layout: Layout, recipe: Recipe, ep_rank: int = 0) -> Setting:
+    """The setting in which this recipe runs a layer on one rank, of which experts are number `ep_rank`."""
     in_sequence = recipe.sequence_parallel and layout.tp > 1
     rows = micro_rows(recipe, layout)
     way = way_of(recipe)
     return Setting(
         rows, shape.seq // layout.cp, layout.tp, in_sequence, way, recipe.recompute, recipe.units,
-        ep=layout.ep, cp=layout.cp, context=recipe.context,
+        ep=layout.ep, ep_rank=ep_rank, cp=layout.cp, context=recipe.context,
     )  # fmt: skip
 
 

@@ -41,6 +41,10 @@ class DDPLaw(OneGroup):
             return Held()
         return Held(other=WAYS[choices.gradients].holds(group, moment))
 
+    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+        """Nothing, or copies of what travels in fewer bytes."""
+        return self.copies(group.numel, group.largest_bucket * group.sums, choices)
+
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """Nothing."""
         return Held()
@@ -56,8 +60,11 @@ class DDPLaw(OneGroup):
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """The gradient that was made last, and copies of all that travel in fewer bytes."""
         bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
-        copies = 2 * amounts.numel + 12 * bucket if WAYS[choices.gradients].coding_bytes else 0
-        return amounts.param * choices.gradient_bytes + copies
+        return amounts.param * choices.gradient_bytes + self.copies(amounts.numel, bucket, choices)
+
+    def copies(self, numel: int, bucket: int, choices: Choices) -> int:
+        """Bytes at most of copies of `numel` gradients that travel in fewer bytes, in buckets of so many bytes."""
+        return 2 * numel + 12 * bucket if WAYS[choices.gradients].coding_bytes else 0
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""

@@ -32,6 +32,10 @@ class InBuckets(OneGroup):
         """Nothing: whatever is true of one rank's whole state is true of a flat part of it."""
         return iter(())
 
+    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+        """The layer's gradients, a bucket on its way, and this rank's part of one."""
+        return (group.params[layer].numel + 2 * group.largest_bucket) * group.sums
+
     def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
         """A flat part of each bucket."""
         return tuple((bucket.group, bucket.padded // group.n) for bucket in group.buckets)

@@ -4,6 +4,7 @@
     cuts         of weights, gradients and state, which are shared out over ranks    asked by tables, memory, time
     owned        tensors that a rank's optimizer steps on                            asked by memory
     holds        bytes at a moment of a pass, besides those between two steps        asked by memory
+    rises        by how much these may rise while one layer goes backward            asked by memory
     between      the same of a stage that is not at work                             asked by memory
     decoding     the same after the last backward, while coded gradients come        asked by memory
     moves        reduce-scatters and all-gathers of a step                           asked by bytes_sent
@@ -188,6 +189,10 @@ class Strategy(Protocol):
 
     def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
         """Bytes that it holds of a group at a moment, besides those that it holds all the time."""
+
+    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+        """Bytes by which what it holds of a group may rise at most, from the moment at which the backward of a layer
+        begins until it is over: layers that cannot be the highest need no closer look."""
 
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """The same of a stage that is not at work after some `passes`, or all of them (`finished`). `whole`: its

@@ -70,6 +70,10 @@ class ZeRO3Law(OneGroup):
         part = leaving // n * (moment.passes > (not done) and not moment.leaves)  # added to that of passes before
         return Held(weights, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
 
+    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+        """The gradients of the layer's unit, as they are made and as they leave."""
+        return group.units[layer] * (choices.gathered_bytes * (1 + choices.fp32_gradients) + group.sums)
+
     def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
         """1/n of the gradients, and the last unit's on their way; without resharding all units may be `whole`."""
         weights = (sum(group.units) + group.staying) * choices.gathered_bytes * whole

@@ -112,6 +112,11 @@ class LayerTable:
         return max(moments)
 
     @cached_property
+    def fresh(self) -> int:
+        """Bytes of the largest gradients that arrive at once."""
+        return max(row.fresh for row in self.rows)
+
+    @cached_property
     def frozen(self) -> tuple[int, int]:
         """(saved, besides) at the highest moment of a backward that makes no gradients of weights."""
         moments = zip(self.saved_up_to, self.rows, strict=True)

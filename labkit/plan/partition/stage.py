@@ -45,6 +45,16 @@ class Stage:
         return (0, *accumulate(one.held for one in self.layers))
 
     @cached_property
+    def cached_before(self) -> tuple[int, ...]:
+        """Bytes that autocast keeps of the layers before each layer until the forward of all is over."""
+        return (0, *accumulate(one.cached for one in self.layers))
+
+    @cached_property
+    def held_by_loss(self) -> int:
+        """Those of the loss, if it is in this stage."""
+        return sum(one.held for one in self.layers if one.kind == "loss")
+
+    @cached_property
     def tied_bytes(self) -> int:
         """Bytes of the tied head's gradient, which waits for the table's other use."""
         return self.tied * sum(row.fresh for one in self.layers for row in one.rows if row.name == "logits")
@@ -66,11 +76,6 @@ class Stage:
     def weights(self) -> Tensors:
         """(name, elements) of all of them."""
         return tuple(pair for one in self.params for pair in one.sizes)
-
-    @cached_property
-    def largest(self) -> tuple[int, int]:
-        """Elements of the largest layer, and of the largest parameter."""
-        return max(one.numel for one in self.params), max(size for _, size in self.weights)
 
     @cached_property
     def highest(self) -> tuple[int, int]:
@@ -166,6 +171,11 @@ class Group:
         return sum(bucket.padded for bucket in self.buckets)
 
     @cached_property
+    def largest_bucket(self) -> int:
+        """Elements of the largest of them."""
+        return max(bucket.padded for bucket in self.buckets)
+
+    @cached_property
     def units(self) -> tuple[int, ...]:
         """Elements of each layer that come and go together, padded for each parameter group."""
         return tuple(sum(size for _, size in unit) for unit in self.flat)
@@ -224,3 +234,40 @@ def groups_of(
         return (Group(stage.params, n, *how),)
     groups = Group(stage.part(False), n, *how), Group(stage.part(True), n_experts, *how)
     return groups if groups[1].numel else groups[:1]
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """All parameters of a rank: of each of its stages the groups that are shared out over the same ranks."""
+
+    stages: tuple[tuple[Group, ...], ...]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of all stages."""
+        return tuple(group for groups in self.stages for group in groups)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all."""
+        return sum(group.numel for group in self.groups)
+
+    @cached_property
+    def padded(self) -> int:
+        """Elements of all buckets."""
+        return sum(group.padded for group in self.groups)
+
+    @cached_property
+    def shared(self) -> int:
+        """Elements of one rank's part of each group, where all are shared out."""
+        return sum(group.numel // group.n for group in self.groups)
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Elements of the largest layer, and of the largest parameter."""
+        layers = [sum(numels) for groups in self.stages for numels in zip(*map(_numels, groups), strict=True)]
+        return max(layers), max(size for group in self.groups for one in group.params for _, size in one.sizes)
+
+
+def _numels(group: Group) -> list[int]:
+    return [one.numel for one in group.params]

@@ -36,7 +36,7 @@ Narayanan et al., arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -83,36 +83,43 @@ def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, de
     another, or all at once) and whether offloaded state is on the device. Compare with `MemoryProbe().peak`:
     `predict_memory(...).against(probe.peak)`. ValueError for what cannot be cut or run."""
     local = Rank(ModelShape.of(shape), layout, recipe, rank, device)
-    top, laws = max(moments(local), key=lambda moment: moment.total), formulas(local)
+    top, laws = highest(local), formulas(local)
+    weights, gradients, state, activations, other = local.base()
+    held = (
+        weights + top.weights, gradients + top.gradients, state, activations + top.activations, other + top.other
+    )  # fmt: skip
     return Breakdown(
         Item(kind, n_bytes, "B", laws[kind] + f"; at the peak: {top.when}" * (kind in ("activations", "other")), source)
-        for kind, n_bytes, source in zip(KINDS, plus(local.base(), top), SOURCES, strict=True)
+        for kind, n_bytes, source in zip(KINDS, held, SOURCES, strict=True)
     )
 
 
-def plus(base: tuple[int, ...], top: Sum) -> tuple[int, int, int, int, int]:
-    """Bytes by kind at a moment, on top of those between two steps."""
-    weights, gradients, state, activations, other = base
-    return weights + top.weights, gradients + top.gradients, state, activations + top.activations, other + top.other
+def plus(one: Held, other: Held) -> Held:
+    """The sum of what two hold."""
+    return Held(one.weights + other.weights, one.gradients + other.gradients, one.other + other.other)
 
 
 def peak_bytes(rank: Rank) -> int:
     """Bytes at the highest moment."""
-    return sum(rank.base()) + max(moment.total for moment in moments(rank))
+    return sum(rank.base()) + highest(rank).total
 
 
-def moments(rank: Rank) -> Iterator[Sum]:
-    """All moments that may be the highest."""
-    yield Sum("between steps")
-    yield from of_passes(rank)
-    yield from of_optimizer(rank)
-
-
-def of_passes(rank: Rank) -> Iterator[Sum]:
-    """Those of forward and backward, in each turn of the rank's program that may be the fullest."""
+def highest(rank: Rank) -> Sum:
+    """The highest moment: between steps, of forward and backward in each turn of the rank's program that may be the
+    fullest, or of the optimizer's step."""
+    top = Sum("between steps")
     for turn in rank.turns:
         one = Pass(rank, turn)
-        yield from one.onward() if turn.kind == "F" else one.backward()
+        top = max((top, *one.between_halves()), key=total)
+        for k in one.layers:
+            if one.most(k) > top.total:  # else no moment of this layer is the highest: few layers are looked at
+                top = max((top, *one.moments(k)), key=total)
+    return max((top, *of_optimizer(rank)), key=total)
+
+
+def total(moment: Sum) -> int:
+    """Bytes of a moment."""
+    return moment.total
 
 
 @dataclass(frozen=True)
@@ -145,53 +152,76 @@ class Pass:
     @cached_property
     def beside(self) -> Held:
         """Bytes that the strategies of the other stages of this rank hold."""
-        turn, r = self.turn, self.rank.recipe
-        return together(
-            r.strategy_law.between(group, r, turn.done[k], turn.finished[k], turn.held[k] > 0 and not r.reshard)
-            for k, groups in enumerate(self.rank.groups)
-            if k != turn.stage
-            for group in groups
-        )
+        turn, r, held = self.turn, self.rank.recipe, Held()
+        for k, groups in enumerate(self.rank.groups):
+            for group in groups if k != turn.stage else ():
+                whole = turn.held[k] > 0 and not r.reshard
+                held = plus(held, r.strategy_law.between(group, r, turn.done[k], turn.finished[k], whole))
+        return held
 
     def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> Held:
         """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
         experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
         turn, r = self.turn, self.rank.recipe
-        law, onward, passes = r.strategy_law, turn.kind == "F", turn.done[turn.stage]
-        shared = turn.held[turn.stage] > 1
-        states = [self.beside]
-        for number, (group, count) in enumerate(zip(self.groups, arrived, strict=True)):
+        passes, shared = turn.done[turn.stage], turn.held[turn.stage] > 1
+        held = self.beside
+        for number, group in enumerate(self.groups):
             leaves = number == leaving
             at_work = leaves or (leaving is None and (inside or number == 0))
-            moment = Moment(k, count, passes, turn.last, turn.then, onward, leaves, at_work, shared)
-            states.append(law.holds(group, r, moment))
-        return together(states)
+            moment = Moment(k, arrived[number], passes, turn.last, turn.then, self.onward, leaves, at_work, shared)
+            held = plus(held, r.strategy_law.holds(group, r, moment))
+        return held
 
-    def total(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
+    def sum(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
         """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
         return Sum(
             when, held.weights, held.gradients + gradients, self.others + activations, self.waits + held.other + other
         )
 
-    def onward(self) -> Iterator[Sum]:
-        """Forward through the layers at both ends."""
-        layers, cached, nothing = self.stage.layers, 0, (0,) * len(self.groups)
-        ends = edges(len(layers))
-        for k, layer in enumerate(layers):
-            if k in ends:
-                beside = cached * (layer.kind != "loss")  # which runs outside of autocast
-                when = "the loss" if layer.kind == "loss" else "forward"
-                yield self.total(when, self.held(k, nothing), self.stage.held_before[k] + beside + layer.forward, 0)
-            cached += layer.cached
+    @cached_property
+    def onward(self) -> bool:
+        """True for a forward."""
+        return self.turn.kind == "F"
 
-    def backward(self) -> Iterator[Sum]:
-        """Back through the layers at both ends."""
-        if kept := self.rank.kept[self.turn.stage]:
+    @property
+    def layers(self) -> Sequence[int]:
+        """The layers at both ends, in the order in which they are at work."""
+        ends = edges(len(self.stage.layers))
+        return ends if self.onward else ends[::-1]
+
+    def moments(self, k: int) -> Iterator[Sum]:
+        """The moments of layer k that may be the highest."""
+        return self.forward(k) if self.onward else self.backward(k)
+
+    def most(self, k: int) -> int:
+        """Bytes that no moment of layer k exceeds: what is held as it begins, and what may be added meanwhile."""
+        layer, held = self.stage.layers[k], self.held(k, self.arrived(k))
+        if self.onward:
+            return self.sum("", held, self.stage.held_before[k] + self.stage.cached_before[k] + layer.forward, 0).total
+        r = self.rank.recipe
+        rises = sum(r.strategy_law.rises(group, r, k) for group in self.groups)
+        works = max(layer.backward, layer.again + layer.result) + (self.wide - 1 + self.stage.tied) * 2 * layer.fresh
+        return self.sum("", held, self.stage.held_before[k] + works, self.stage.tied_bytes * self.wide).total + rises
+
+    def arrived(self, k: int) -> list[int]:
+        """Elements of each group whose gradients have arrived before layer k is at work."""
+        return [0 if self.onward else group.after[k] for group in self.groups]
+
+    def forward(self, k: int) -> Iterator[Sum]:
+        """Forward through one layer."""
+        layer, before = self.stage.layers[k], self.stage.held_before[k] + self.stage.cached_before[k]
+        if layer.kind == "loss":  # which runs outside of autocast
+            before = self.stage.held_before[k]
+        when = "the loss" if layer.kind == "loss" else "forward"
+        yield self.sum(when, self.held(k, self.arrived(k)), before + layer.forward, 0)
+
+    def between_halves(self) -> Iterator[Sum]:
+        """Where backward is cut in two, the moment between its halves."""
+        kept = self.rank.kept[self.turn.stage]
+        if kept and not self.onward:
             when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
             both = 2 * self.rank.boundary  # the gradient that came, and the one that goes to the stage before
-            yield self.total(when, self.held(0, nothing, False), self.stage.held, kept + both)
-        for k in reversed(edges(len(self.stage.layers))):
-            yield from self.layer_back(k)
+            yield self.sum(when, self.held(0, nothing, False), self.stage.held, kept + both)
 
     def name_of(self, k: int) -> str:
         """`block 4`, by its number in the model, or `the head`."""
@@ -201,53 +231,49 @@ class Pass:
         before = sum(self.rank.blocks[: self.rank.numbers[self.turn.stage]])
         return f"block {before + k - self.stage.count('embedding')}"
 
-    def layer_back(self, k: int) -> Iterator[Sum]:
+    @property
+    def wide(self) -> int:
+        """How many times as wide as it is made a gradient is while it arrives: it is widened for fp32 gradients."""
+        return 1 + self.rank.recipe.fp32_gradients
+
+    def backward(self, k: int) -> Iterator[Sum]:
         """Back through one layer, row by row; a layer that kept its input alone first runs forward again."""
         layer, before, zero3 = self.stage.layers[k], self.stage.held_before[k], self.rank.recipe.cuts.weights
-        when = f"backward of {self.name_of(k)}"
-        arrived, inside, saved = [group.after[k] for group in self.groups], True, before + layer.saved
+        when, wide = f"backward of {self.name_of(k)}", self.wide
+        arrived, inside, saved = self.arrived(k), True, before + layer.saved
         held = self.held(k, arrived)
         # the tied head's gradient waits for the table's
-        wide = 1 + self.rank.recipe.fp32_gradients  # gradients are made half as wide, and widened
         waiting = self.stage.tied_bytes * wide if layer.kind not in ("loss", "head") else 0
         if layer.kept is not None:
-            yield self.total(f"{when}, run again", held, before + layer.again, layer.result, waiting)
+            yield self.sum(f"{when}, run again", held, before + layer.again, layer.result, waiting)
         for row in reversed(layer.rows):
             if row.part != inside and len(self.groups) > 1:
                 inside, held = row.part, self.held(k, arrived, row.part)
-            yield self.total(when, held, saved, row.backward - row.fresh, waiting + row.fresh)
+            yield self.sum(when, held, saved, row.backward - row.fresh, waiting + row.fresh)
             saved -= row.saved
             if not row.weights:
                 continue
-            yield self.total(when, held, saved, row.after, waiting + row.fresh * (2 * wide - 1))
+            yield self.sum(when, held, saved, row.after, waiting + row.fresh * (2 * wide - 1))
             if row.name == "token" and self.stage.tied:
-                yield self.total(when, held, saved, row.after, waiting + 2 * wide * row.fresh)
+                yield self.sum(when, held, saved, row.after, waiting + 2 * wide * row.fresh)
                 waiting = 0
             number = int(row.part and len(self.groups) > 1)
             full = self.groups[number].full(arrived[number])
             arrived[number] += row.numel * (not (self.stage.tied and row.name == "logits"))
             if not zero3 and self.groups[number].full(arrived[number]) > full:
                 leaves = self.held(k, arrived, row.part, number)
-                yield self.total(when, leaves, saved, row.after, waiting)
+                yield self.sum(when, leaves, saved, row.after, waiting)
             held = self.held(k, arrived, row.part)
         for number, group in enumerate(self.groups):
             if zero3 and group.units[k]:
                 leaves = self.held(k, arrived, False, number)
-                yield self.total("a unit's gradients leave", leaves, before, layer.result * (k > 0), waiting)
+                yield self.sum("a unit's gradients leave", leaves, before, layer.result * (k > 0), waiting)
 
 
 def edges(count: int) -> list[int]:
     """The layers at both ends that are looked at, first to last."""
     side = EDGE + 2
     return [*range(min(side, count)), *range(max(side, count - side), count)]
-
-
-def together(states: Iterable[Held]) -> Held:
-    """The sum of what several hold."""
-    weights = gradients = other = 0
-    for state in states:
-        weights, gradients, other = weights + state.weights, gradients + state.gradients, other + state.other
-    return Held(weights, gradients, other)
 
 
 def of_optimizer(rank: Rank) -> Iterator[Sum]:

@@ -25,10 +25,10 @@ from labkit.plan.laws.strategy import Amounts
 from labkit.plan.model.expert_load import Load
 from labkit.plan.model.setting import Setting, is_linear
 from labkit.plan.model.shape import ModelShape
-from labkit.plan.partition.groups import ParamGroup
+from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
-from labkit.plan.partition.stage import EXPERTS, Group, Stage, groups_of, stage_of
+from labkit.plan.partition.stage import EXPERTS, Group, Parameters, Stage, groups_of, stage_of
 
 
 @dataclass(frozen=True)
@@ -58,46 +58,48 @@ class Rank:
     @cached_property
     def setting(self) -> Setting:
         """The setting in which its layers run."""
-        part = self.coords["dp"] % self.layout.ep
-        return replace(setting_of(self.shape, self.layout, self.recipe), ep_rank=part)
+        return setting_of(self.shape, self.layout, self.recipe, self.coords["dp"] % self.layout.ep)
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def blocks(self) -> tuple[int, ...]:
-        """Blocks of each stage of the model."""
-        return blocks_of(self.shape, self.recipe.n_stages(self.layout.pp))
+    def n_stages(self) -> int:
+        """Stages of the model."""
+        return self.recipe.n_stages(self.layout.pp)
 
     @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of its stages."""
-        return tuple(self.recipe.stages_on(self.coords["pp"], self.layout.pp))
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks of each stage of the model."""
+        return blocks_of(self.shape, self.n_stages)
 
-    def stage(self, number: int, setting: Setting) -> Stage:
-        """A stage of the model, run in this setting."""
-        count, before = self.blocks[number], sum(self.blocks[:number])
-        dense = dense_of(self.shape, before, count) if self.shape.n_expert else 0
-        ends = number == 0, number == len(self.blocks) - 1
-        return stage_of(self.shape, setting, count, *ends, dense, self.shape.tied and all(ends))
+    @cached_property
+    def numbers(self) -> range:
+        """The numbers of its stages."""
+        return self.recipe.stages_on(self.coords["pp"], self.layout.pp)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Its stages."""
-        return tuple(self.stage(number, self.setting) for number in self.numbers)
+        return _stages(self.shape, self.n_stages, self.numbers, self.setting)
 
     @cached_property
+    def parameters(self) -> Parameters:
+        """The parameters of its stages."""
+        r, s = self.recipe, self.setting
+        runs = s.seq, s.tp, s.in_sequence, s.ep, s.cp, s.context
+        return _parameters(
+            self.shape, self.n_stages, self.numbers, runs, self.n, r.gradient_bytes, r.bucket_bytes, r.grouping
+        )
+
+    @property
     def groups(self) -> tuple[tuple[Group, ...], ...]:
         """Of each stage the groups of parameters that are shared out alike."""
-        r, ep = self.recipe, self.layout.ep
-        plain = replace(self.setting, rows=1, way="fp32", recompute="none", units="", ep_rank=0)  # as many parameters
-        how = self.n, self.n // ep, ep > 1, r.gradient_bytes, r.bucket_bytes, r.grouping
-        stages = [self.stage(number, plain) for number in self.numbers]
-        return tuple(groups_of(stage, *how, "token" * stage.tied) for stage in stages)
+        return self.parameters.stages
 
-    @cached_property
+    @property
     def numel(self) -> int:
         """Elements of its parameters."""
-        return sum(group.numel for groups in self.groups for group in groups)
+        return self.parameters.numel
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class Rank:
         shard is then only the source of gathers, in the gathered width."""
         r, owned = self.recipe, self.owned()
         stepped = sum(size for _, size in owned)
-        padded = sum(group.padded for _, group in self._groups_at(None)) if r.cuts.state else self.numel
+        padded = self.parameters.padded if r.cuts.state else self.numel
         weights = (stepped if r.cuts.weights else padded) * r.weight_bytes
         gradients = 0 if r.cuts.state else self.numel * r.gradient_bytes
         law, state = r.steps_by, sum(step.kept for step in self.matrix_steps())
@@ -166,8 +168,8 @@ class Rank:
 
     def remembered(self) -> int:
         """Bytes of what was cut off from gradients that travel in 8 bits (labkit.parallel.eight_bit_gradients)."""
-        way, groups = WAYS[self.recipe.gradients], [group for _, group in self._groups_at(None) if group.n > 1]
-        return sum(way.remembered_bytes(group.numel, group.n, group.sums) for group in groups)
+        way, groups = WAYS[self.recipe.gradients], self.parameters.groups
+        return sum(way.remembered_bytes(group.numel, group.n, group.sums) for group in groups if group.n > 1)
 
     def balance(self) -> tuple[int, int]:
         """Bytes of what keeps experts balanced: of the biases, and of the rows by expert, 8 bytes each: those of the
@@ -190,16 +192,16 @@ class Rank:
     @cached_property
     def kept(self) -> tuple[int, ...]:
         """Bytes that B keeps of a micro-batch for W, in each stage; zeros where backward is not cut in two."""
-        pairs = zip(self.stages, self.numbers, strict=True)
-        return tuple(self.kept_for_weights(*pair) if self.recipe.splits else 0 for pair in pairs)
+        if not self.recipe.splits:
+            return (0,) * len(self.stages)
+        return tuple(map(self.kept_for_weights, self.stages, self.numbers))
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Of each stage the bytes of a micro-batch in flight, and what one that waits for W holds more: B frees the
         loss's."""
-        losses = [sum(one.held for one in stage.layers if one.kind == "loss") for stage in self.stages]
-        rows = zip(self.stages, self.kept, losses, strict=True)
-        return tuple((stage.held, kept - loss if kept else 0) for stage, kept, loss in rows)
+        pairs = zip(self.stages, self.kept, strict=True)
+        return tuple((stage.held, kept - stage.held_by_loss if kept else 0) for stage, kept in pairs)
 
     def kept_for_weights(self, stage: Stage, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
@@ -214,7 +216,8 @@ class Rank:
         block = tokens * dense * wide
         if shape.n_expert:
             block = tokens * (3 * d + 3 * d // tp) * wide + self.arrived_in_mixture()
-        rerun = self.stage(number, replace(self.setting, recompute="none")).held - stage.held
+        without = replace(self.setting, recompute="none")
+        rerun = _stages(shape, self.n_stages, range(number, number + 1), without)[0].held - stage.held
         return arrived + stage.count("block") * block + rerun
 
     def arrived_in_mixture(self) -> int:
@@ -256,8 +259,7 @@ class Rank:
         r, n, w, numel = self.recipe, self.n, self.recipe.weight_bytes, self.numel
         law, states = r.steps_by.by_matrix, r.steps_by.beside(True)
         steps = self.matrix_steps() if law and law.keeps else []
-        groups = [group for _, group in self._groups_at(None)]
-        owned = sum(group.numel // (group.n if r.cuts.state else 1) for group in groups)
+        owned = self.parameters.shared if r.cuts.state else numel
         away = r.offload and self.device != "cpu"
         state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
         shard = owned * (r.gathered_bytes if r.offload else w)
@@ -266,7 +268,7 @@ class Rank:
         least += 0 if r.cuts.state else numel * r.gradient_bytes  # those that nothing cuts are always there
         in_flight = self.in_flight_bytes()
         least += in_flight + self.remembered()
-        unit, param = (max(stage.largest[k] for stage in self.stages) for k in (0, 1))
+        unit, param = self.parameters.largest
         amounts = Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), r.gathered_bytes)
         comes = r.strategy_law.most(amounts, r)
         copies = 2 * numel if self.setting.way == "autocast" else 0
@@ -275,7 +277,7 @@ class Rank:
         if law:  # what AdamW keeps more of the rest; pieces, whole matrices and products of them
             step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
             step += max((step.temporaries(not r.cuts.state) for step in steps), default=0)
-        forward, backward = (max(stage.highest[k] for stage in self.stages) for k in (0, 1))
+        forward, backward = map(max, zip(*(stage.highest for stage in self.stages), strict=True))
         if self.layout.pp > 1:
             ways = 4 if r.schedule_law.held is None else 2 * r.schedule_law.messages
             backward += (ways + r.n_micro * r.schedule_law.unanswered + 2 * r.splits) * self.boundary
@@ -283,6 +285,32 @@ class Rank:
             forward += sum(pairs_in_flight(r, self.layout, self.coords["pp"])) * self.boundary
         passes = max(forward, backward) + copies + tied
         return least, least + comes + max(passes, step - in_flight) + self.cut_rows  # no pass goes on while it steps
+
+
+@lru_cache(maxsize=4096)
+def _stages(shape: ModelShape, n_stages: int, numbers: range, setting: Setting) -> tuple[Stage, ...]:
+    """The stages of these numbers, of `n_stages` into which the model is cut, run in this setting."""
+    blocks, stages = blocks_of(shape, n_stages), []
+    for number in numbers:
+        count, before = blocks[number], sum(blocks[:number])
+        dense = dense_of(shape, before, count) if shape.n_expert else 0
+        ends = number == 0, number == n_stages - 1
+        stages.append(stage_of(shape, setting, count, *ends, dense, shape.tied and all(ends)))
+    return tuple(stages)
+
+
+@lru_cache(maxsize=4096)
+def _parameters(
+    shape: ModelShape, n_stages: int, numbers: range, runs: tuple[int, int, bool, int, int, str], n: int,
+    sums: int, bucket_bytes: int, grouping: Grouping,
+) -> Parameters:  # fmt: skip
+    """The parameters of the stages of these numbers: those of one row in fp32, since they are as many in every setting.
+    `runs`: seq, tp, in_sequence, ep, cp and context of it; the rest as in Group."""
+    seq, tp, in_sequence, ep, cp, context = runs
+    plain = Setting(1, seq, tp, in_sequence, ep=ep, cp=cp, context=context)
+    how = n, n // ep, ep > 1, sums, bucket_bytes, grouping
+    stages = _stages(shape, n_stages, numbers, plain)
+    return Parameters(tuple(groups_of(stage, *how, "token" * stage.tied) for stage in stages))
 
 
 @lru_cache(maxsize=1024)
