@@ -107,6 +107,49 @@ def _fullest_places(shape: ModelShape, schedule: str, p: int, m: int, v: int) ->
     return sorted({0, p - 1, *firsts.values(), *lasts.values()})
 
 
+def lighter_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
+    """Of these ranks those that hold no more than the first one, whatever the strategy: as many blocks of each stage,
+    or fewer, as many micro-batches, and no embedding. A bound of the first rank is one of theirs.
+
+    None where blocks differ (experts in some of them), where backward is cut in two (the first rank keeps nothing for
+    W), and where an optimizer's owners of whole matrices are not alike."""
+    if shape.n_expert or recipe.splits or recipe.steps_by.by_matrix is not None:
+        return []
+    places = _lighter_places(shape, recipe.schedule, layout.pp, recipe.n_micro, recipe.stages_per_rank)
+    return [layout.rank(pp=place) for place in places]
+
+
+@lru_cache(maxsize=1024)
+def _lighter_places(shape: ModelShape, schedule: str, p: int, m: int, v: int) -> list[int]:
+    law, blocks = LAWS[schedule], blocks_of(shape, p * v // LAWS[schedule].copies)
+
+    def loads(place: int) -> list[int]:
+        return [*(blocks[stage] for stage in law.stages_on(place, p, v)), *in_flight(schedule, p, m, v, place)]
+
+    middle = [place for place in _fullest_places(shape, schedule, p, m, v) if 0 < place < p - 1]
+    return [place for place in middle if all(map(int.__le__, loads(place), loads(0)))]
+
+
+@lru_cache(maxsize=1024)
+def stages_by_kind(shape: ModelShape, n_stages: int) -> tuple[tuple[int, int, bool, bool], ...]:
+    """Of each stage its blocks, how many of them have no experts in a model whose others have, and whether it is the
+    first or the last one: stages of one kind take as long."""
+    blocks, kinds = blocks_of(shape, n_stages), []
+    for stage, count in enumerate(blocks):
+        dense = dense_of(shape, sum(blocks[:stage]), count) if shape.n_expert else 0
+        kinds.append((count, dense, stage == 0, stage == n_stages - 1))
+    return tuple(kinds)
+
+
+@lru_cache(maxsize=1024)
+def ranks_by_kind(shape: ModelShape, schedule: str, p: int, v: int) -> tuple[range, ...]:
+    """The stages of ranks of a pipeline of which no two are alike."""
+    law = LAWS[schedule]
+    kinds = stages_by_kind(shape, p * v // law.copies)
+    stages = [law.stages_on(place, p, v) for place in reversed(range(p))]
+    return tuple(reversed({tuple(kinds[stage] for stage in own): own for own in stages}.values()))
+
+
 def way_of(recipe: Recipe) -> str:
     """The name of the way in which layers are run, one of labkit.plan.model.setting.WAYS."""
     casts = recipe.precision_law.casts and recipe.strategy_law.computes_gathered

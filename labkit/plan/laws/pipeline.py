@@ -64,24 +64,22 @@ class Lasts(NamedTuple):
     sends: float
 
 
-def lasts(timing: Timing, passes: Sequence[tuple[Pass, Pass]], weights: float, simulated: int) -> Lasts:
-    """How long the schedule takes with these forwards and backwards of all stages; `weights`: W's share of a backward.
+def lasts(timing: Timing, passes: Sequence[tuple[Pass, Pass]], own: float, weights: float, simulated: int) -> Lasts:
+    """How long the schedule takes with these forwards and backwards of all stages; `own`: seconds of the busiest rank's
+    actions; `weights`: W's share of a backward.
 
     A schedule of at most `simulated` actions is simulated, a longer one follows its law."""
     choices, p, send = timing.choices, timing.layout.pp, message_s(timing)
-    forward, backward = [one.total for one, _ in passes], [one.total for _, one in passes]
-    own = choices.n_turns * max(
-        sum(forward[stage] + backward[stage] for stage in choices.stages_on(place, p)) for place in range(p)
-    )
     if len(passes) == 1:
         return Lasts(own, own, 0.0)
     if 2 * choices.n_micro * len(passes) <= simulated:
         schedule = choices.schedule_for(p)
+        forward, backward = [one.total for one, _ in passes], [one.total for _, one in passes]
         plain, sending = (
             max(span.end for span in simulate(schedule, forward, backward, seconds, weights)) for seconds in (0.0, send)
         )
         return Lasts(plain, own, sending - plain)
-    slowest = max(zip(forward, backward, strict=True), key=sum)
+    slowest = max(((ahead.total, back.total) for ahead, back in set(passes)), key=sum)
     law = LAWS[choices.schedule]
     # p micro-batches are under way, so that a round trip through all stages may take p forwards and backwards, and the
     # messages of it come on top

@@ -85,7 +85,11 @@ class ZeRO3Law(OneGroup):
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """This rank's part of the gradients, units that are gathered and one whose gradients leave."""
-        units = amounts.unit * (4 * choices.gradient_bytes + (2 + choices.prefetch) * 2 * amounts.gathered)
+        fresh = amounts.gathered * (1 + choices.fp32_gradients)
+        leaving = 2 * choices.gradient_bytes  # and, of a later pass, a part of it
+        copies = max(1, amounts.gathered) * choices.prefetch  # of this rank's part, or codes
+        whole = (1 + choices.prefetch) * amounts.gathered
+        units = amounts.unit * (fresh + leaving + copies + whole) * amounts.groups
         return amounts.owned * choices.gradient_bytes + units + (not choices.reshard) * amounts.numel * amounts.gathered
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:

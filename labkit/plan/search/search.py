@@ -36,7 +36,7 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.checks import is_whole
 from labkit.plan.job.recipe import PRECISIONS, STRATEGIES, Recipe
-from labkit.plan.job.stages import check_plan, micro_rows
+from labkit.plan.job.stages import check_plan, lighter_ranks, micro_rows
 from labkit.plan.laws.experts import counts_rows
 from labkit.plan.laws.precisions import EMULATED
 from labkit.plan.laws.schedules import LAWS as SCHEDULES
@@ -315,10 +315,13 @@ class Search:
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
         """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is found."""
+        roomy = False
         for rank in fullest_ranks(self.shape, layout, recipe):
+            if roomy and rank in lighter_ranks(self.shape, layout, recipe):
+                continue
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()
-            prefix = "at least "
+            roomy, prefix = roomy or (rank == 0 and most <= self.room), "at least "
             if needs <= self.room < most:
                 needs, prefix = peak_bytes(local), ""
             if needs > self.room:

@@ -28,7 +28,7 @@ Thakur et al. 2005, section 3 (alpha-beta).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +37,11 @@ from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import (
     blocks_of,
     check_plan,
-    dense_of,
     expert_params,
     linear_params,
+    ranks_by_kind,
     setting_of,
+    stages_by_kind,
     state_params,
 )  # fmt: skip
 from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
@@ -82,6 +83,11 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
 
 
+def seconds_of_all(stages: Iterable[tuple[Pass, Pass]]) -> float:
+    """Seconds of a forward and a backward of each of these stages."""
+    return sum(one.total for passes in stages for one in passes)
+
+
 class StepTime:
     """One predicted step: the passes of each stage, as a sum over the laws, and what comes once a step."""
 
@@ -111,15 +117,11 @@ class StepTime:
         self.states = self.shared_states()
         self.params = sum(state.params for state in self.states)
         self.layers = {name: self.layer(name) for name in LAYERS if name != "dense" or shape.n_expert}
-        n_stages = recipe.n_stages(layout.pp)
-        blocks = blocks_of(shape, n_stages)
-        starts = [sum(blocks[:index]) for index in range(n_stages)]
-        kinds = [
-            (count, dense_of(shape, start, count) if shape.n_expert else 0, index == 0, index == n_stages - 1)
-            for index, (start, count) in enumerate(zip(starts, blocks, strict=True))
-        ]
+        kinds = stages_by_kind(shape, recipe.n_stages(layout.pp))
         known = {kind: self.stage(*kind) for kind in dict.fromkeys(kinds)}  # most stages are alike
         self.stages = [known[kind] for kind in kinds]
+        ranks = ranks_by_kind(shape, recipe.schedule, layout.pp, recipe.stages_per_rank)
+        self.busiest = max(([self.stages[index] for index in own] for own in ranks), key=seconds_of_all)
 
     def shared_states(self) -> list[State]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
@@ -183,7 +185,7 @@ class StepTime:
     def work(self) -> Work:
         """The computation that communication along dp may hide behind."""
         v = self.recipe.stages_per_rank
-        forward, backward = (max(way.compute for way in ways) * v for ways in zip(*self.stages, strict=True))
+        forward, backward = (max(way.compute for way in ways) * v for ways in zip(*set(self.stages), strict=True))
         n_units = max(1, self.shape.n_layer // len(self.stages)) * v
         return Work(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
 
@@ -201,11 +203,12 @@ class StepTime:
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""
         timing, recipe, p, m = self.timing, self.recipe, self.layout.pp, self.recipe.n_turns
-        ranks = ([self.stages[index] for index in recipe.stages_on(place, p)] for place in range(p))
         spent = Pass()
-        for forward, backward in max(ranks, key=lambda stages: sum(one.total for ways in stages for one in ways)):
+        for forward, backward in self.busiest:
             spent = spent.plus(forward, m).plus(backward, m)
-        pp, idle = pipeline.waiting_s(timing, pipeline.lasts(timing, self.stages, self.weights_share(), self.simulated))
+        own = m * seconds_of_all(self.busiest)
+        seconds = pipeline.lasts(timing, self.stages, own, self.weights_share(), self.simulated)
+        pp, idle = pipeline.waiting_s(timing, seconds)
         dp = data_parallel.waiting_s(recipe.strategy_law, self.states, self.work(), timing)
         hidden = dp.talk - dp.longer + pp.talk - pp.longer + spent.hidden
         flops = sum(item.value for item in self.shape.flops(1, checkpointing=recipe.recompute == "full").items)
