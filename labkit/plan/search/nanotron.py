@@ -101,4 +101,4 @@ class _Rank(Rank):
         backwards = [Pass(self, turn) for turn in self.turns if turn.kind == "B"]
         ends = [n_bytes + one.others + one.waits for one in backwards]
         gather = (n_bytes + n_bytes // shards) * (shards > 1)
-        return base + max(gather, *ends, *(moment.total for moment in of_passes(self)))
+        return base + max(gather, *ends, of_passes(self).total)

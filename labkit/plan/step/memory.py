@@ -105,16 +105,25 @@ def peak_bytes(rank: Rank) -> int:
 
 
 def highest(rank: Rank) -> Sum:
-    """The highest moment: between steps, of forward and backward in each turn of the rank's program that may be the
-    fullest, or of the optimizer's step."""
-    top = Sum("between steps")
-    for turn in rank.turns:
-        one = Pass(rank, turn)
-        top = max((top, *one.between_halves()), key=total)
-        for k in one.layers:
-            if one.most(k) > top.total:  # else no moment of this layer is the highest: few layers are looked at
-                top = max((top, *one.moments(k)), key=total)
-    return max((top, *of_optimizer(rank)), key=total)
+    """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first."""
+    return max((of_passes(rank), *of_optimizer(rank)), key=total)
+
+
+def of_passes(rank: Rank) -> Sum:
+    """The highest moment of forward and backward, in each turn of the rank's program that may be the fullest; or that
+    between steps, if there is none higher."""
+    passes = [Pass(rank, turn) for turn in rank.turns]
+    top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=total)
+    layers = [(one, k) for one in passes for k in one.layers]
+    most, first = [one.most(k) for one, k in layers], -1
+    for place in sorted(range(len(layers)), key=lambda place: -most[place]):
+        if most[place] < top.total:
+            break  # no moment of this layer is the highest, nor of those that are left
+        one, k = layers[place]
+        moment = max(one.moments(k), key=total)
+        if (moment.total, -place) > (top.total, -first):
+            top, first = moment, place
+    return top
 
 
 def total(moment: Sum) -> int:
