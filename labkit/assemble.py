@@ -54,7 +54,7 @@ from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.contracts import cut_of
+from labkit.plan.contracts import shard_dim_of
 from labkit.plan.job.recipe import Recipe, check
 from labkit.plan.job.stages import blocks_of
 from labkit.plan.model.expert_load import Load
@@ -130,10 +130,10 @@ class Stage(nn.Sequential):
         """Give the layers memory (not values); the recipe says what blocks compute again."""
         super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
         self.paths = tuple(path for path, _ in layers)
-        cuts = {name: cut for name, p in self.named_parameters() if (cut := cut_of(p)) is not None}
+        shard_dims = {name: dim for name, p in self.named_parameters() if (dim := shard_dim_of(p)) is not None}
         self.to_empty(device=mesh.world.device)  # makes new parameters, which lack `shard_dim`
-        for name, cut in cuts.items():
-            self.get_parameter(name).shard_dim = cut  # type: ignore[attr-defined]
+        for name, shard_dim in shard_dims.items():
+            self.get_parameter(name).shard_dim = shard_dim  # type: ignore[attr-defined]
         ends = {id(layer) for layer in (model.embedding, model.head)}
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
             model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
@@ -177,7 +177,7 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
         whole = model.get_submodule(path).to_empty(device="cpu")
         model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
         for name, p in layer.named_parameters():
-            part = _cut(whole.get_parameter(name).detach(), cut_of(p), mesh.tp)
+            part = _cut(whole.get_parameter(name).detach(), shard_dim_of(p), mesh.tp)
             # steps of a bias between experts are too short for 16 bits
             width = torch.promote_types(dtype, torch.float32) if name == "mlp.bias" else dtype
             p.data = part.to(p.device, width, copy=True, memory_format=torch.contiguous_format)

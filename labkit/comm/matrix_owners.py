@@ -29,15 +29,15 @@ from labkit.plan.partition.owners import Held, Run, assign
 class Piece(NamedTuple):
     """A matrix of which an optimizer steps on a part: elements `window` of `param` (None: no part of it is here).
 
-    shape    of the matrix; under tensor parallelism of this rank's slice of it, which is cut along `cut`
-    runs     where all pieces of it lie in the group that it is sharded over
+    local_shape   of the matrix on this rank: under tensor parallelism of its slice, which is cut along `shard_dim`
+    runs          where all pieces of it lie in the group that it is sharded over
     """
 
     param: Tensor | None
     window: slice
-    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
     runs: tuple[Run, ...]
-    cut: int | None
+    shard_dim: int | None
 
 
 class Owners:

@@ -90,7 +90,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
                 pair.append(loss.item())
             sync.finish()
             losses.append(pair)
-            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in checkpoints.pieces(sync)]
+            mine = [(p.name, p.offset, p.grad.clone(), p.local_shape) for p in checkpoints.chunks(sync)]
             whole = {name: p.grad.full_tensor() for name, p in theirs.named_parameters()}
             grads.append(
                 max(
@@ -103,10 +103,10 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
             optimizer.step()
         whole = {name: p.full_tensor() for name, p in theirs.named_parameters()}
         apart = [
-            (p.value - whole[p.name].detach().flatten()[p.start : p.start + p.value.numel()]).abs().max().item()
-            for p in checkpoints.pieces(sync)
+            (p.value - whole[p.name].detach().flatten()[p.offset : p.offset + p.value.numel()]).abs().max().item()
+            for p in checkpoints.chunks(sync)
         ]
-        return losses, grads, max(apart), {str(piece.value.dtype) for piece in checkpoints.pieces(sync)}
+        return losses, grads, max(apart), {str(piece.value.dtype) for piece in checkpoints.chunks(sync)}
 
     for reply in cluster.run(compare, mixed):
         losses, grads, apart, dtypes = reply.value
