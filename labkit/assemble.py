@@ -102,7 +102,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
-    stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
+    own_layers = _mine(model, schedule, mesh)
+    stages = {stage: TrainedStage(model, layers, recipe, mesh) for stage, layers in own_layers.items()}
     for module in stages.values():
         fill_(module, config, recipe, mesh)
     for module in stages.values():
@@ -123,7 +124,7 @@ def plan_of(config: GPTConfig, in_sequence: bool = False) -> Mapping[str, str]:
     return MappingProxyType({**(EXPERT_SEQUENCE_PLAN if in_sequence else EXPERT_PLAN), **shared})
 
 
-class Stage(nn.Sequential):
+class TrainedStage(nn.Sequential):
     """Some layers of the model in a row, and the names that they have in it.   tokens or [B, T, D] -> [B, T, D or V]"""
 
     def __init__(self, model: GPT, layers: Sequence[tuple[str, nn.Module]], recipe: Recipe, mesh: Mesh) -> None:
@@ -166,7 +167,7 @@ class Stage(nn.Sequential):
         return full_names
 
 
-def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
+def fill_(stage: TrainedStage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
     """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
     dtype = WEIGHTS[recipe.precision]
     with torch.device("meta"):
@@ -191,7 +192,7 @@ Besides = list[tuple[DataParallel, dict[str, str]]]
 """Strategies of a stage besides that of the stage itself: each with {its own name: name in the whole model}."""
 
 
-def experts_and_balance(stage: Stage, recipe: Recipe, mesh: Mesh) -> Besides:
+def experts_and_balance(stage: TrainedStage, recipe: Recipe, mesh: Mesh) -> Besides:
     """With ep, the strategy of the experts, which leave the stage; with a bias between them, that of the biases."""
     names, besides = stage.names(), Besides()
     if mesh.ep.size > 1:
@@ -261,7 +262,7 @@ class TrainStep:
         self,
         recipe: Recipe,
         mesh: Mesh,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, TrainedStage],
         syncs: Mapping[int, DataParallel],
         schedule: Any,
         besides: Mapping[int, Besides] = MappingProxyType({}),

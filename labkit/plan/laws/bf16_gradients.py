@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.stage import Group
 
@@ -48,6 +48,6 @@ class InBf16:
         """Nothing: one bucket after another is widened where it will be summed."""
         return 0
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """An all_reduce of the copies."""
         return state.seconds(machine, "all_reduce", n_bytes)

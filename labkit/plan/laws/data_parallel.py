@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import State, Strategy, Waits, Work
+from labkit.plan.laws.strategy import ReducedParameters, Strategy, Waits, Work
 from labkit.plan.laws.timing import Timing
 from labkit.plan.laws.traffic import Traffic
 from labkit.plan.partition.layout import Layout
@@ -66,7 +66,7 @@ def experts_sent(strategy: Strategy, traffic: Traffic, n: int) -> Iterator[Item]
     yield Item("expert_dp", value, "B", words, SOURCE)
 
 
-def waiting_s(strategy: Strategy, states: Iterable[State], work: Work, timing: Timing) -> Waits:
+def waiting_s(strategy: Strategy, states: Iterable[ReducedParameters], work: Work, timing: Timing) -> Waits:
     """The seconds of the communication of all states in a step, and those by which it makes the step longer."""
     machine, choices = timing.along("dp"), timing.choices
     by_state = [strategy.waits(state, work, choices, machine) for state in states if state.ranks > 1]

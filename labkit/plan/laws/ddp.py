@@ -15,7 +15,7 @@ from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
 from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.sent_gradients import WAYS
-from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work
+from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, ReducedParameters, Waits, Work
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.stage import Group
@@ -63,7 +63,7 @@ class DDPLaw(OneGroup):
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""
         return Moves(1, 1, choices.sent_gradient_bytes)
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind the last backward. To code and decode is work of the device itself, which goes on beside no other."""
         way = WAYS[choices.gradients]
         n_bytes = state.params * way.element_bytes(choices.gradient_bytes) / buckets_of(state, choices)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.stage import Group
 
@@ -101,6 +101,6 @@ class InEightBits:
         decoded = [sum(codes[k:]) - one.message + group.n * one.part + one.units for k, one in enumerate(coded)]
         return max(turned, *decoded)
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """Codes cannot be added on their way: each rank gets its part of all, adds it up, and sends the sum to all."""
         return machine.all_to_all_s(state.share, state.stride, n_bytes) + state.seconds(machine, "all_gather", n_bytes)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.one_group import OneGroup
-from labkit.plan.laws.strategy import Held, Moment, Moves, State, Waits, Work, beside
+from labkit.plan.laws.strategy import Held, Moment, Moves, ReducedParameters, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.stage import Group
@@ -40,7 +40,7 @@ class InBuckets(OneGroup):
         """Gradients leave once a step, or after each micro-batch; new weights are gathered once."""
         return Moves(choices.n_turns if self.every_pass_sends else 1, 1, choices.weight_bytes)
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Behind each backward that sends, then for the new weights."""
         n_bytes = state.params * choices.gradient_bytes / buckets_of(state, choices)
         one = state.seconds(machine, "reduce_scatter", n_bytes)
@@ -64,7 +64,7 @@ def waiting_gradients(group: Group, last: int, passes: int, finished: bool) -> H
 
 
 def waits_of_buckets(
-    state: State, work: Work, choices: Choices, machine: Hardware, one: float, scatters: int, after: float
+    state: ReducedParameters, work: Work, choices: Choices, machine: Hardware, one: float, scatters: int, after: float
 ) -> Waits:
     """Buckets leave while a micro-batch goes backward, each in `one` second: the last one of each of `scatters` passes
     in the open. `after` is what comes when backward is over."""
@@ -74,12 +74,12 @@ def waits_of_buckets(
     return Waits(scatters * n_buckets * one + after, scatters * longer + after)
 
 
-def buckets_of(state: State, choices: Choices) -> int:
+def buckets_of(state: ReducedParameters, choices: Choices) -> int:
     """The number of buckets that a rank's gradients fill."""
     return max(1, round(state.params * choices.gradient_bytes / choices.bucket_bytes))
 
 
-def gather_s(state: State, choices: Choices, machine: Hardware, width: float) -> float:
+def gather_s(state: ReducedParameters, choices: Choices, machine: Hardware, width: float) -> float:
     """Seconds of the gather of new weights of `width` bytes, bucket by bucket."""
     n_buckets = buckets_of(state, choices)
     return n_buckets * state.seconds(machine, "all_gather", state.params * width / n_buckets)

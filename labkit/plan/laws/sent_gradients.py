@@ -18,7 +18,7 @@ from typing import Protocol
 from labkit.plan.laws.bf16_gradients import InBf16
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.eight_bit_gradients import InEightBits
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.stage import Group
 
@@ -49,7 +49,7 @@ class Way(Protocol):
     def remembered_bytes(self, numel: int, n: int, width: int) -> int:
         """Bytes that are kept between steps for `numel` elements over n ranks."""
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """Seconds until a bucket of `n_bytes` has been summed over all ranks."""
 
 
@@ -78,7 +78,7 @@ class Exact:
         """Nothing."""
         return 0
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """An all_reduce."""
         return state.seconds(machine, "all_reduce", n_bytes)
 

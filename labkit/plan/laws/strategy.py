@@ -88,7 +88,7 @@ class Held(NamedTuple):
     other: int = 0
 
 
-class State(NamedTuple):
+class ReducedParameters(NamedTuple):
     """Parameters of a rank that are reduced together: how many, over how many ranks, so many apart; `share` ranks
     have one copy of their state between them, and `part` is their part of all parameters of the rank.
 
@@ -208,7 +208,7 @@ class Strategy(Protocol):
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """The gathers of experts that leave their stage, where blocks run again in backward."""
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """Seconds of its communication in a step."""
 
     def gradient_words(self, width: int, share: str) -> str:

@@ -22,7 +22,7 @@ from itertools import chain, islice
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import waiting_gradients
 from labkit.plan.laws.one_group import OneGroup
-from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work, beside
+from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, ReducedParameters, Waits, Work, beside
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.setting import is_linear
 from labkit.plan.partition.groups import ParamGroup
@@ -100,7 +100,7 @@ class ZeRO3Law(OneGroup):
         units that stay whole wait for the second run, too, and so for the end of the step."""
         return gathers + choices.n_micro if choices.reshard else 1
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: Work, choices: Choices, machine: Hardware) -> Waits:
         """A block is gathered before its forward and before its backward, and its gradients leave behind it.
 
         Where several groups have a copy of the state, gradients go across these after the last micro-batch."""

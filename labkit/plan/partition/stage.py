@@ -27,7 +27,7 @@ EXPERTS = "experts."
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class StageTable:
     """Layers in a row; `tied`: the head's weight is the embedding's, in this stage. (`stage_of` gives the same object
     for the same stage, so that a stage is quick to look up.)"""
 
@@ -92,11 +92,11 @@ class Stage:
 @lru_cache(maxsize=1024)
 def stage_of(
     shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool, n_dense: int, tied: bool
-) -> Stage:
+) -> StageTable:
     """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last. The first
     `n_dense` of its blocks have an MLP where the others have experts."""
     kinds = ["embedding"] * first + ["dense"] * n_dense + ["block"] * (n_blocks - n_dense) + ["head", "loss"] * last
-    return Stage(tuple(layer(shape, kind, setting) for kind in kinds), tied)
+    return StageTable(tuple(layer(shape, kind, setting) for kind in kinds), tied)
 
 
 class Bucket(NamedTuple):
@@ -216,7 +216,7 @@ class Group:
 
 @lru_cache(maxsize=1024)
 def groups_of(
-    stage: Stage, n: int, n_experts: int, apart: bool, sums: int, bucket_bytes: int, grouping: Grouping, stays: str
+    stage: StageTable, n: int, n_experts: int, apart: bool, sums: int, bucket_bytes: int, grouping: Grouping, stays: str
 ) -> tuple[Group, ...]:
     """The groups of a stage: all parameters, or with `apart` the rest and the experts."""
     how = sums, bucket_bytes, grouping, stays

@@ -49,7 +49,7 @@ from labkit.plan.laws.strategy import Held, Moment
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import Group, Stage
+from labkit.plan.partition.stage import Group, StageTable
 from labkit.plan.step.rank import Rank
 from labkit.plan.words import plural
 
@@ -123,7 +123,7 @@ class Pass:
     turn: Turn
 
     @cached_property
-    def stage(self) -> Stage:
+    def stage(self) -> StageTable:
         """The stage at work."""
         return self.rank.stages[self.turn.stage]
 

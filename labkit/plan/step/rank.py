@@ -28,7 +28,7 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
-from labkit.plan.partition.stage import EXPERTS, Group, Stage, groups_of, stage_of
+from labkit.plan.partition.stage import EXPERTS, Group, StageTable, groups_of, stage_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Rank:
         """The numbers of its stages."""
         return tuple(self.recipe.stages_on(self.coords["pp"], self.layout.pp))
 
-    def stage(self, number: int, setting: Setting) -> Stage:
+    def stage(self, number: int, setting: Setting) -> StageTable:
         """A stage of the model, run in this setting."""
         count, before = self.blocks[number], sum(self.blocks[:number])
         dense = dense_of(self.shape, before, count) if self.shape.n_expert else 0
@@ -81,7 +81,7 @@ class Rank:
         return stage_of(self.shape, setting, count, *ends, dense, self.shape.tied and all(ends))
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageTable, ...]:
         """Its stages."""
         return tuple(self.stage(number, self.setting) for number in self.numbers)
 
@@ -201,7 +201,7 @@ class Rank:
         rows = zip(self.stages, self.kept, losses, strict=True)
         return tuple((stage.held, kept - loss if kept else 0) for stage, kept, loss in rows)
 
-    def kept_for_weights(self, stage: Stage, number: int) -> int:
+    def kept_for_weights(self, stage: StageTable, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
         weight (under autocast some are narrower), and what B has computed again.
 

@@ -46,7 +46,7 @@ from labkit.plan.job.stages import (
 from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
 from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
-from labkit.plan.laws.strategy import State, Work
+from labkit.plan.laws.strategy import ReducedParameters, Work
 from labkit.plan.laws.timing import LAYERS, Pass, Timing
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
@@ -121,7 +121,7 @@ class StepTime:
         known = {kind: self.stage(*kind) for kind in dict.fromkeys(kinds)}  # most stages are alike
         self.stages = [known[kind] for kind in kinds]
 
-    def shared_states(self) -> list[State]:
+    def shared_states(self) -> list[ReducedParameters]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
         lay, recipe, node = self.layout, self.recipe, self.hardware.node_size
         law, n_data, cut = recipe.strategy_law, recipe.data_ranks(lay), (lay.pp, recipe.stages_per_rank)
@@ -134,11 +134,11 @@ class StepTime:
         stride = stride_of(replace(lay, dp=lay.dp // across[0]), node, recipe.copies)
         coded, coded_experts = (weights * recipe.fp8_gathers for weights in linear_params(self.shape, lay.tp, lay.ep))
         if lay.ep == 1:
-            return [State(total, n_data, stride, share, 1.0, coded + coded_experts, across)]
+            return [ReducedParameters(total, n_data, stride, share, 1.0, coded + coded_experts, across)]
         n, apart = n_data // lay.ep, stride_of(lay, node, ep=lay.ep)
         return [
-            State(rest[place], n_data, stride, share, rest[place] / total, coded),
-            State(of_experts[place], n, apart, n, of_experts[place] / total, coded_experts),
+            ReducedParameters(rest[place], n_data, stride, share, rest[place] / total, coded),
+            ReducedParameters(of_experts[place], n, apart, n, of_experts[place] / total, coded_experts),
         ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
