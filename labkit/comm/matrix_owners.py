@@ -23,7 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.plan.partition.owners import Held, Run, assign
+from labkit.plan.partition.owners import ElementRun, PlacedMatrix, assign
 
 
 class Piece(NamedTuple):
@@ -36,14 +36,14 @@ class Piece(NamedTuple):
     param: Tensor | None
     window: slice
     local_shape: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[ElementRun, ...]
     shard_dim: int | None
 
 
-class Owners:
+class MatrixOwners:
     """Where the pieces of some matrices lie in a group, and which rank owns which matrix."""
 
-    def __init__(self, group: Group, held: Sequence[Held]) -> None:
+    def __init__(self, group: Group, held: Sequence[PlacedMatrix]) -> None:
         """All ranks give the same `held`."""
         self.group, self.held = group, tuple(held)
         self.owners = assign(self.held, group.size)

@@ -100,7 +100,7 @@ def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Para
     return optimizer.masters.get(param, param) if isinstance(optimizer, HasMasters) else param
 
 
-class Watch:
+class GradientWatch:
     """Calls `method(p, *args)` of a strategy whenever a gradient of p is complete, while the strategy is alive."""
 
     def __init__(self, p: nn.Parameter, method: Callable[..., None], *args: Any) -> None:
@@ -130,7 +130,7 @@ def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
     check_options(group, **options)
     for name, p in module.named_parameters():
         for hook in (private("torch.Tensor._post_accumulate_grad_hooks")(p) or {}).values():
-            if isinstance(hook, Watch) and hook.method() is not None:
+            if isinstance(hook, GradientWatch) and hook.method() is not None:
                 raise ValueError(f"{name} belongs to another strategy already: close() that one first")
 
 

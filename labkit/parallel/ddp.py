@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, InOrder, Reduce, as_on_rank_0, in_buckets
-from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments
+from labkit.parallel.data_parallel import GradientWatch, MakeOptimizer, Owned, check_arguments
 from labkit.plan.contracts import shard_dim_of
 
 
@@ -80,7 +80,7 @@ class DDP:
             as_on_rank_0(bucket.flat.params, group)
         as_on_rank_0([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()], group)
         self._hooks = [
-            Watch(p, self._arrive, number, k)
+            GradientWatch(p, self._arrive, number, k)
             for number, bucket in enumerate(self.buckets)
             for k, p in enumerate(bucket.flat.params)
         ]

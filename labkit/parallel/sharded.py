@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group, Work
 from labkit.comm.matrix_owners import Piece
 from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, in_buckets, sum_dtype
-from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
+from labkit.parallel.data_parallel import GradientWatch, MakeOptimizer, Owned, check_arguments, check_state, stepped_on
 from labkit.plan.contracts import StepsOnMatrices, group_of, innermost, needs_whole_layers, shard_dim_of
 from labkit.plan.partition.owners import runs_of
 
@@ -105,7 +105,7 @@ class Sharded:
             stepped = optimizer.matrices
             optimizer.share([piece for shard in training for piece in self._pieces(shard, stepped)], shards[0].group)
         params = [p for shard in training for p in shard.flat.params]
-        self._hooks += [Watch(p, self._arrive) for p in params]
+        self._hooks += [GradientWatch(p, self._arrive) for p in params]
 
     def _pieces(self, shard: Shard, stepped: Sequence[Tensor]) -> Iterable[Piece]:
         """For an optimizer that steps on whole matrices, if it does so on this shard: who holds what of each."""

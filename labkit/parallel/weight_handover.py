@@ -48,7 +48,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
 from labkit.parallel.checkpoints import Parts, global_shape, named_chunks, of_all_ranks
 from labkit.plan.contracts import shard_dim_of
-from labkit.plan.pocket.resharding import Block, Move, Placement, buffer_bytes, moves, rounds, sent_bytes, wholes
+from labkit.plan.pocket.resharding import Move, Placement, Rectangle, buffer_bytes, moves, rounds, sent_bytes, wholes
 from labkit.plan.words import dtype_name
 
 BUCKET_BYTES = 25 * 2**20
@@ -214,7 +214,7 @@ def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:
         window(move.target, rooms[move.target], move.block).copy_(part)
 
 
-def window(place: Placement, flat: Tensor, block: Block) -> Tensor:
+def window(place: Placement, flat: Tensor, block: Rectangle) -> Tensor:
     """A block of a place's elements as a matrix that shares memory with them.   [numel] -> [rows, columns]"""
     begin, width = place.begin_and_stride(block)
     size = (block.bottom - block.top, block.right - block.left)

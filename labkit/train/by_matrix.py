@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from labkit.comm.group import Group
-from labkit.comm.matrix_owners import Owners, Piece
+from labkit.comm.matrix_owners import MatrixOwners, Piece
 from labkit.plan.contracts import shard_dim_of
 from labkit.plan.partition.matrices import MatrixLaw
-from labkit.plan.partition.owners import Held, Run
+from labkit.plan.partition.owners import ElementRun, PlacedMatrix
 
 
 class ByMatrix(Optimizer):
@@ -62,10 +62,10 @@ class ByMatrix(Optimizer):
         self.tp = tp
         self._tie()
         self.pieces = [
-            Piece(p, slice(0, p.numel()), tuple(p.shape), (Run(0, 0, p.numel()),), shard_dim_of(p))
+            Piece(p, slice(0, p.numel()), tuple(p.shape), (ElementRun(0, 0, p.numel()),), shard_dim_of(p))
             for p in self.matrices
         ]
-        self.dp: Owners | None = None
+        self.dp: MatrixOwners | None = None
         self._meet()
 
     # -- what an optimizer says --------------------------------------------------------------------------------------
@@ -109,8 +109,10 @@ class ByMatrix(Optimizer):
         ValueError for a piece of what is no matrix."""
         for piece in pieces:
             self._check_matrix(piece.local_shape)
-        held = [Held(math.prod(piece.local_shape), self._flops(piece.local_shape), piece.runs) for piece in pieces]
-        self.pieces, self.dp = list(pieces), Owners(group, held)
+        held = [
+            PlacedMatrix(math.prod(piece.local_shape), self._flops(piece.local_shape), piece.runs) for piece in pieces
+        ]
+        self.pieces, self.dp = list(pieces), MatrixOwners(group, held)
         self._meet()
 
     def _flops(self, shape: Sequence[int]) -> int:
@@ -122,17 +124,17 @@ class ByMatrix(Optimizer):
         numbers = range(len(self.pieces)) if self.dp is None else _of(self.dp.owners, self.dp.group.rank)
         cut = [k for k in numbers if self.pieces[k].shard_dim is not None]
         self.cut: dict[int, int] = {}
-        self.slices: Owners | None = None
+        self.slices: MatrixOwners | None = None
         if self.tp is not None and self.tp.size > 1 and cut:
             self.cut = {k: place for place, k in enumerate(cut)}
-            self.slices = Owners(self.tp, [self._slices(self.pieces[k]) for k in cut])
+            self.slices = MatrixOwners(self.tp, [self._slices(self.pieces[k]) for k in cut])
 
-    def _slices(self, piece: Piece) -> Held:
+    def _slices(self, piece: Piece) -> PlacedMatrix:
         assert self.tp is not None
         rows, cols = self._whole(piece)
         size = math.prod(piece.local_shape)
-        runs = tuple(Run(rank, rank * size, size) for rank in range(self.tp.size))
-        return Held(rows * cols, self.law.flops(rows, cols), runs)
+        runs = tuple(ElementRun(rank, rank * size, size) for rank in range(self.tp.size))
+        return PlacedMatrix(rows * cols, self.law.flops(rows, cols), runs)
 
     def _whole(self, piece: Piece) -> tuple[int, int]:
         n = 1 if self.tp is None else self.tp.size

@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit import Cluster, run_threads
 from labkit.parallel import checkpoints
-from labkit.parallel.zero3 import Record, ZeRO3
+from labkit.parallel.zero3 import UnitOrder, ZeRO3
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from labkit.train.lora import inject_lora
@@ -715,7 +715,7 @@ def test_units_are_asked_for_where_they_cannot_be_guessed():
 
 def test_the_record_foresees_a_step_that_goes_like_the_last_and_is_silent_about_one_that_does_not():
     """Would catch a prefetch that follows a record which no longer holds."""
-    record = Record()
+    record = UnitOrder()
     for index in (0, 1, 2, 1, 0):
         record.note(index)
         assert record.ahead(1) == ()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from labkit.plan.pocket.resharding import (
-    Block,
     Placement,
+    Rectangle,
     buffer_bytes,
     matrix,
     moves,
@@ -122,4 +122,4 @@ def test_what_cannot_be_resharded_is_refused_with_its_numbers():
         moves([whole], [whole._replace(dtype="int8")])
     with pytest.raises(ValueError, match="cut along dim 2"):
         whole._replace(shard_dim=2, n_shards=2, numel=12).shard  # noqa: B018
-    assert Block(0, 2, 3, 5).common(Block(1, 9, 0, 4)) == Block(1, 2, 3, 4)
+    assert Rectangle(0, 2, 3, 5).common(Rectangle(1, 9, 0, 4)) == Rectangle(1, 2, 3, 4)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class InBf16:
@@ -40,11 +40,11 @@ class InBf16:
         """None: what rounding cuts off is lost."""
         return 0
 
-    def holds(self, group: Group, moment: Moment) -> int:
+    def holds(self, group: ShardedParameters, moment: Moment) -> int:
         """A copy of each bucket that is full."""
         return 2 * group.sent(group.full(moment.arrived))
 
-    def decoding(self, group: Group) -> int:
+    def decoding(self, group: ShardedParameters) -> int:
         """Nothing: one bucket after another is widened where it will be summed."""
         return 0
 

@@ -99,7 +99,7 @@ def stage_of(
     return StageTable(tuple(layer(shape, kind, setting) for kind in kinds), tied)
 
 
-class Bucket(NamedTuple):
+class PlannedBucket(NamedTuple):
     """Gradients that travel together, all of one parameter group: elements that have arrived once its last one has;
     (name, elements) of its parameters, last to first; their elements, and these padded so that n divides them."""
 
@@ -111,7 +111,7 @@ class Bucket(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class ShardedParameters:
     """Parameters that are shared out over the same `n` ranks.
 
     sums      bytes of a gradient that is added up;   bucket_bytes    of a bucket
@@ -148,7 +148,7 @@ class Group:
         return tuple(accumulate(reversed(self.units), initial=0))[-2::-1]
 
     @cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[PlannedBucket, ...]:
         """Its buckets, in the order in which they are full (labkit.plan.partition.buckets)."""
         named = [pair for one in self.params for pair in one.sizes]
         before = (0, *accumulate(size for _, size in named))
@@ -157,7 +157,7 @@ class Group:
             sizes = tuple(named[k] for k in members)
             numel = sum(size for _, size in sizes)
             full_at = self.numel - before[min(members)]
-            buckets.append(Bucket(full_at, self.tensors[members[0]][0], sizes, numel, numel + -numel % self.n))
+            buckets.append(PlannedBucket(full_at, self.tensors[members[0]][0], sizes, numel, numel + -numel % self.n))
         return tuple(buckets)
 
     @cached_property
@@ -217,10 +217,10 @@ class Group:
 @lru_cache(maxsize=1024)
 def groups_of(
     stage: StageTable, n: int, n_experts: int, apart: bool, sums: int, bucket_bytes: int, grouping: Grouping, stays: str
-) -> tuple[Group, ...]:
+) -> tuple[ShardedParameters, ...]:
     """The groups of a stage: all parameters, or with `apart` the rest and the experts."""
     how = sums, bucket_bytes, grouping, stays
     if not apart:
-        return (Group(stage.params, n, *how),)
-    groups = Group(stage.part(False), n, *how), Group(stage.part(True), n_experts, *how)
+        return (ShardedParameters(stage.params, n, *how),)
+    groups = ShardedParameters(stage.part(False), n, *how), ShardedParameters(stage.part(True), n_experts, *how)
     return groups if groups[1].numel else groups[:1]

@@ -40,7 +40,7 @@ WORDS = MappingProxyType(
 """Bytes of a number, by torch's name of its dtype."""
 
 
-class Block(NamedTuple):
+class Rectangle(NamedTuple):
     """Rows `top` to `bottom` (not included), columns `left` to `right`, of a parameter that is seen as a matrix."""
 
     top: int
@@ -53,9 +53,9 @@ class Block(NamedTuple):
         """Elements."""
         return max(0, self.bottom - self.top) * max(0, self.right - self.left)
 
-    def common(self, other: Block) -> Block:
+    def common(self, other: Rectangle) -> Rectangle:
         """The elements that are in both; `numel` is 0 if there are none."""
-        return Block(
+        return Rectangle(
             max(self.top, other.top), min(self.bottom, other.bottom),
             max(self.left, other.left), min(self.right, other.right),
         )  # fmt: skip
@@ -84,20 +84,20 @@ class Placement(NamedTuple):
     dtype: str
 
     @property
-    def shard(self) -> Block:
+    def shard(self) -> Rectangle:
         """The shard that tp has cut out. ValueError for a cut along a dim behind the second."""
         shape, dim = self.global_shape, self.shard_dim
         rows, cols = matrix(shape)
         if dim is None:
-            return Block(0, rows, 0, cols)
+            return Rectangle(0, rows, 0, cols)
         if dim not in (0, 1) or dim >= len(shape):
             raise ValueError(f"{self.name} {shape} is cut along dim {dim}: only dims 0 and 1 can be met")
         first, last = (_begin(shape[dim], index, self.n_shards) for index in (self.shard_index, self.shard_index + 1))
         inner = prod(shape[2:])
-        return Block(first, last, 0, cols) if dim == 0 else Block(0, rows, first * inner, last * inner)
+        return Rectangle(first, last, 0, cols) if dim == 0 else Rectangle(0, rows, first * inner, last * inner)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Rectangle, ...]:
         """Where the elements lie in the whole parameter: at most three blocks."""
         top, _, left, right = self.shard
         if not self.numel:
@@ -109,7 +109,7 @@ class Placement(NamedTuple):
         else:
             whole_from = first + (begin > 0)
             runs = [(first, whole_from, begin, width), (whole_from, last, 0, width), (last, last + 1, 0, stop)]
-        placed = (Block(top + a, top + b, left + c, left + d) for a, b, c, d in runs)
+        placed = (Rectangle(top + a, top + b, left + c, left + d) for a, b, c, d in runs)
         return tuple(block for block in placed if block.numel)
 
     @property
@@ -117,7 +117,7 @@ class Placement(NamedTuple):
         """Bytes of these elements."""
         return self.numel * WORDS[self.dtype]
 
-    def begin_and_stride(self, block: Block) -> tuple[int, int]:
+    def begin_and_stride(self, block: Rectangle) -> tuple[int, int]:
         """The place in the run at which a block begins, and the elements from one row of the block to the next."""
         top, _, left, right = self.shard
         return (block.top - top) * (right - left) + block.left - left - self.offset, right - left
@@ -128,7 +128,7 @@ class Move(NamedTuple):
 
     source: Placement
     target: Placement
-    block: Block
+    block: Rectangle
 
     @property
     def stays(self) -> bool:
@@ -141,7 +141,7 @@ class Move(NamedTuple):
         return self.block.numel * WORDS[self.target.dtype]
 
 
-Holders = dict[str, dict[tuple[Block, ...], list[Placement]]]
+Holders = dict[str, dict[tuple[Rectangle, ...], list[Placement]]]
 """Name -> the blocks that some ranks hold of it, and which ranks hold just these."""
 
 

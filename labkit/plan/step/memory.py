@@ -45,11 +45,11 @@ from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import pairs_in_flight
 from labkit.plan.job.turns import Turn
-from labkit.plan.laws.strategy import Held, Moment
+from labkit.plan.laws.strategy import HeldBytes, Moment
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import Group, StageTable
+from labkit.plan.partition.stage import ShardedParameters, StageTable
 from labkit.plan.step.rank import Rank
 from labkit.plan.words import plural
 
@@ -111,12 +111,12 @@ def moments(rank: Rank) -> Iterator[Sum]:
 def of_passes(rank: Rank) -> Iterator[Sum]:
     """Those of forward and backward, in each turn of the rank's program that may be the fullest."""
     for turn in rank.turns:
-        one = Pass(rank, turn)
+        one = MicroBatchPass(rank, turn)
         yield from one.onward() if turn.kind == "F" else one.backward()
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatchPass:
     """A micro-batch on its way through one stage of a rank, and all that is alive around it."""
 
     rank: Rank
@@ -128,7 +128,7 @@ class Pass:
         return self.rank.stages[self.turn.stage]
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ShardedParameters, ...]:
         """The groups of its parameters."""
         return self.rank.groups[self.turn.stage]
 
@@ -143,7 +143,7 @@ class Pass:
         return self.turn.back * self.rank.boundary + self.rank.cut_rows
 
     @cached_property
-    def beside(self) -> Held:
+    def beside(self) -> HeldBytes:
         """Bytes that the strategies of the other stages of this rank hold."""
         turn, r = self.turn, self.rank.recipe
         return together(
@@ -153,7 +153,7 @@ class Pass:
             for group in groups
         )
 
-    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> Held:
+    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> HeldBytes:
         """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
         experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
         turn, r = self.turn, self.rank.recipe
@@ -167,7 +167,7 @@ class Pass:
             states.append(law.holds(group, r, moment))
         return together(states)
 
-    def total(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
+    def total(self, when: str, held: HeldBytes, activations: int, other: int, gradients: int = 0) -> Sum:
         """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
         return Sum(
             when, held.weights, held.gradients + gradients, self.others + activations, self.waits + held.other + other
@@ -242,12 +242,12 @@ def edges(count: int) -> list[int]:
     return [*range(min(side, count)), *range(max(side, count - side), count)]
 
 
-def together(states: Iterable[Held]) -> Held:
+def together(states: Iterable[HeldBytes]) -> HeldBytes:
     """The sum of what several hold."""
     weights = gradients = other = 0
     for state in states:
         weights, gradients, other = weights + state.weights, gradients + state.gradients, other + state.other
-    return Held(weights, gradients, other)
+    return HeldBytes(weights, gradients, other)
 
 
 def of_optimizer(rank: Rank) -> Iterator[Sum]:

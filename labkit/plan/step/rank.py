@@ -28,7 +28,7 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
-from labkit.plan.partition.stage import EXPERTS, Group, StageTable, groups_of, stage_of
+from labkit.plan.partition.stage import EXPERTS, ShardedParameters, StageTable, groups_of, stage_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Rank:
         return tuple(self.stage(number, self.setting) for number in self.numbers)
 
     @cached_property
-    def groups(self) -> tuple[tuple[Group, ...], ...]:
+    def groups(self) -> tuple[tuple[ShardedParameters, ...], ...]:
         """Of each stage the groups of parameters that are shared out alike."""
         r, ep = self.recipe, self.layout.ep
         plain = replace(self.setting, rows=1, way="fp32", recompute="none", units="", ep_rank=0)  # as many parameters
@@ -107,7 +107,7 @@ class Rank:
         law = self.recipe.strategy_law
         return [pair for _, group in self._groups_at(place) for pair in law.owned(group)]
 
-    def _groups_at(self, place: int | None) -> list[tuple[int, Group]]:
+    def _groups_at(self, place: int | None) -> list[tuple[int, ShardedParameters]]:
         return [pair for groups in self.groups for pair in enumerate(groups) if place in (None, pair[0])]
 
     def matrix_steps(self, place: int | None = None) -> list[MatrixStep]:
@@ -116,7 +116,7 @@ class Rank:
         steps = [self.matrix_step(*pair) for pair in self._groups_at(place)]
         return [step for step in steps if step is not None]
 
-    def matrix_step(self, place: int, group: Group) -> MatrixStep | None:
+    def matrix_step(self, place: int, group: ShardedParameters) -> MatrixStep | None:
         """The step on the whole matrices of one group, at this `place` of its stage; None if the optimizer needs none
         whole."""
         r, tp, law = self.recipe, self.layout.tp, self.recipe.steps_by.by_matrix
@@ -287,8 +287,8 @@ class Rank:
 
 @lru_cache(maxsize=1024)
 def _matrix_step(
-    law: MatrixLaw, shape: ModelShape, group: Group, in_buckets: bool, cut: bool, where: tuple[int, int, int, int],
-    wide: int,
+    law: MatrixLaw, shape: ModelShape, group: ShardedParameters, in_buckets: bool, cut: bool,
+    where: tuple[int, int, int, int], wide: int,
 ) -> MatrixStep:  # fmt: skip
     """The step on the matrices of a group; `where`: n, place, tp and slot of MatrixStep."""
     runs: Sequence[Sequence[tuple[str, int]]] = [one.sizes for one in group.params]

@@ -46,8 +46,8 @@ from labkit.plan.job.stages import (
 from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
 from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
-from labkit.plan.laws.strategy import ReducedParameters, Work
-from labkit.plan.laws.timing import LAYERS, Pass, Timing
+from labkit.plan.laws.strategy import ConcurrentWork, ReducedParameters
+from labkit.plan.laws.timing import LAYERS, PassSeconds, Timing
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
@@ -143,11 +143,11 @@ class StepTime:
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
-    def layer(self, name: str) -> tuple[Pass, Pass]:
+    def layer(self, name: str) -> tuple[PassSeconds, PassSeconds]:
         """One layer, forward and backward: its ops, and what the laws of tp, cp and ep add.
 
         Ops are issued while earlier ones are computed, so that the longer of both counts."""
-        timing, passes = self.timing, list[Pass]()
+        timing, passes = self.timing, list[PassSeconds]()
         cost = seconds_of(self.shape, name, timing.setting, timing.products, timing.machine, timing.imbalance)
         added = (law.layer_s(timing, name) for law in (tensor, context_time, experts, expert_tensor))
         for compute, sums, *others in zip((cost.forward, cost.backward), *added, strict=True):
@@ -158,12 +158,15 @@ class StepTime:
             passes.append(both)
         return passes[0], passes[1]
 
-    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
+    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[PassSeconds, PassSeconds]:
         """Forward and backward of a stage; a checkpointed block is run forward again. `dense` of its blocks have no
         experts in a model whose others have."""
         counts = {"block": blocks - dense, "dense": dense, "embedding": int(is_first), "head": int(is_last)}
         params = self.params / self.recipe.stages_per_rank
-        forward, backward = Pass(), Pass(data_parallel.adding_s(self.recipe.strategy_law, self.timing, params))
+        forward, backward = (
+            PassSeconds(),
+            PassSeconds(data_parallel.adding_s(self.recipe.strategy_law, self.timing, params)),
+        )
         for name, count in ((name, count) for name, count in counts.items() if count):
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
@@ -180,12 +183,12 @@ class StepTime:
         whole = back.total + ahead.total * (self.recipe.recompute == "full")
         return 0.5 * (back.total - back.ep) / whole
 
-    def work(self) -> Work:
+    def work(self) -> ConcurrentWork:
         """The computation that communication along dp may hide behind."""
         v = self.recipe.stages_per_rank
         forward, backward = (max(way.compute for way in ways) * v for ways in zip(*self.stages, strict=True))
         n_units = max(1, self.shape.n_layer // len(self.stages)) * v
-        return Work(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
+        return ConcurrentWork(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
@@ -202,7 +205,7 @@ class StepTime:
         """The step as named items, in seconds."""
         timing, recipe, p, m = self.timing, self.recipe, self.layout.pp, self.recipe.n_turns
         ranks = ([self.stages[index] for index in recipe.stages_on(place, p)] for place in range(p))
-        spent = Pass()
+        spent = PassSeconds()
         for forward, backward in max(ranks, key=lambda stages: sum(one.total for ways in stages for one in ways)):
             spent = spent.plus(forward, m).plus(backward, m)
         pp, idle = pipeline.waiting_s(timing, pipeline.lasts(timing, self.stages, self.weights_share(), self.simulated))
