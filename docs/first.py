@@ -43,7 +43,7 @@ MARGIN, FRAME = 14.0, 352.0
 """Around everything; and what four chunks take of the width of a ring's frame."""
 
 
-def shoot(group: Group) -> film.Recording:
+def shoot(group: Group) -> film.CollectiveRecording:
     """What this rank saw of a ring all-reduce of twelve numbers."""
     return film.record(ring.all_reduce, torch.full((12,), float(group.rank)), group)[1]
 

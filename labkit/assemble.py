@@ -54,7 +54,7 @@ from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero2 import ZeRO2
 from labkit.parallel.zero3 import ZeRO3
-from labkit.plan.contracts import cut_of
+from labkit.plan.contracts import shard_dim_of
 from labkit.plan.job.recipe import Recipe, check
 from labkit.plan.job.stages import blocks_of
 from labkit.plan.model.expert_load import Load
@@ -102,7 +102,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
-    stages = {stage: Stage(model, layers, recipe, mesh) for stage, layers in _mine(model, schedule, mesh).items()}
+    own_layers = _mine(model, schedule, mesh)
+    stages = {stage: TrainedStage(model, layers, recipe, mesh) for stage, layers in own_layers.items()}
     for module in stages.values():
         fill_(module, config, recipe, mesh)
     for module in stages.values():
@@ -123,17 +124,17 @@ def plan_of(config: GPTConfig, in_sequence: bool = False) -> Mapping[str, str]:
     return MappingProxyType({**(EXPERT_SEQUENCE_PLAN if in_sequence else EXPERT_PLAN), **shared})
 
 
-class Stage(nn.Sequential):
+class TrainedStage(nn.Sequential):
     """Some layers of the model in a row, and the names that they have in it.   tokens or [B, T, D] -> [B, T, D or V]"""
 
     def __init__(self, model: GPT, layers: Sequence[tuple[str, nn.Module]], recipe: Recipe, mesh: Mesh) -> None:
         """Give the layers memory (not values); the recipe says what blocks compute again."""
         super().__init__(OrderedDict((str(index), layer) for index, (_, layer) in enumerate(layers)))
         self.paths = tuple(path for path, _ in layers)
-        cuts = {name: cut for name, p in self.named_parameters() if (cut := cut_of(p)) is not None}
+        shard_dims = {name: dim for name, p in self.named_parameters() if (dim := shard_dim_of(p)) is not None}
         self.to_empty(device=mesh.world.device)  # makes new parameters, which lack `shard_dim`
-        for name, cut in cuts.items():
-            self.get_parameter(name).shard_dim = cut  # type: ignore[attr-defined]
+        for name, shard_dim in shard_dims.items():
+            self.get_parameter(name).shard_dim = shard_dim  # type: ignore[attr-defined]
         ends = {id(layer) for layer in (model.embedding, model.head)}
         if {id(layer) for _, layer in layers} >= ends and model.config.tied:
             model.head.out.weight = model.embedding.token.weight  # to_empty has separated them
@@ -166,7 +167,7 @@ class Stage(nn.Sequential):
         return full_names
 
 
-def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
+def fill_(stage: TrainedStage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
     """Give a stage the values that GPT(config, seed) has there, one whole layer at a time."""
     dtype = WEIGHTS[recipe.precision]
     with torch.device("meta"):
@@ -177,7 +178,7 @@ def fill_(stage: Stage, config: GPTConfig, recipe: Recipe, mesh: Mesh) -> None:
         whole = model.get_submodule(path).to_empty(device="cpu")
         model.init_(recipe.seed)  # draws for what has memory, each layer from a stream of its own
         for name, p in layer.named_parameters():
-            part = _cut(whole.get_parameter(name).detach(), cut_of(p), mesh.tp)
+            part = _cut(whole.get_parameter(name).detach(), shard_dim_of(p), mesh.tp)
             # steps of a bias between experts are too short for 16 bits
             width = torch.promote_types(dtype, torch.float32) if name == "mlp.bias" else dtype
             p.data = part.to(p.device, width, copy=True, memory_format=torch.contiguous_format)
@@ -191,7 +192,7 @@ Besides = list[tuple[DataParallel, dict[str, str]]]
 """Strategies of a stage besides that of the stage itself: each with {its own name: name in the whole model}."""
 
 
-def experts_and_balance(stage: Stage, recipe: Recipe, mesh: Mesh) -> Besides:
+def experts_and_balance(stage: TrainedStage, recipe: Recipe, mesh: Mesh) -> Besides:
     """With ep, the strategy of the experts, which leave the stage; with a bias between them, that of the biases."""
     names, besides = stage.names(), Besides()
     if mesh.ep.size > 1:
@@ -261,7 +262,7 @@ class TrainStep:
         self,
         recipe: Recipe,
         mesh: Mesh,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, TrainedStage],
         syncs: Mapping[int, DataParallel],
         schedule: Any,
         besides: Mapping[int, Besides] = MappingProxyType({}),

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.traffic_by_line import ROOTLESS, LineTraffic, Span
+from labkit.comm.traffic_by_line import ROOTLESS, LeastAndMost, LineTraffic
 from labkit.launch.hang_diagnosis import lines, name_ranks
 from labkit.launch.script import ScriptRun, watch_script
 from labkit.plan.breakdown import KINDS
@@ -287,7 +287,7 @@ class ScriptReport:
         return f"<pre>{escape(self.words())}</pre>"
 
 
-def span_text(span: Span) -> str:
+def span_text(span: LeastAndMost) -> str:
     """`12` where all ranks did the same, `0 to 12` where they did not; what was estimated has three digits."""
     least, most = (f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in span)
     return least if least == most else f"{least} to {most}"

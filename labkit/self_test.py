@@ -54,7 +54,7 @@ class NoRanks(Wrong):
 
 
 @dataclass
-class Bench:
+class RanksUnderTest:
     """The ranks on which parts are tried. `stopped`: the process ids of ranks that were stopped, if they were."""
 
     make: Callable[..., BareCluster]
@@ -85,7 +85,7 @@ class Bench:
 
 def examine(make: Callable[..., BareCluster], device: str, n_ranks: int) -> Iterator[CheckResult]:
     """Try each part on ranks that `make(n_ranks, device=..., ...)` starts, and tell it when it is over."""
-    bench, hopeless = Bench(make, device, n_ranks), ""
+    bench, hopeless = RanksUnderTest(make, device, n_ranks), ""
     try:
         for name, part in PARTS:
             started = time.perf_counter()
@@ -124,7 +124,7 @@ def _words(error: Exception) -> str:
 # The parts
 
 
-def _one_rank_first(bench: Bench) -> str:
+def _one_rank_first(bench: RanksUnderTest) -> str:
     bench.close()
     cluster = bench.ranks()
     cluster.on(0).run(_size)
@@ -132,11 +132,11 @@ def _one_rank_first(bench: Bench) -> str:
     return f"rank 0 alone, then all {bench.n_ranks}, over {cluster.choice.carrier}"
 
 
-def _verbs(bench: Bench) -> str:
+def _verbs(bench: RanksUnderTest) -> str:
     return _every_verb(bench.ranks())
 
 
-def _subgroup(bench: Bench) -> str:
+def _subgroup(bench: RanksUnderTest) -> str:
     if bench.n_ranks < 2:
         raise Skip("one GPU has no ranks to leave out")
     members = tuple(range(max(2, bench.n_ranks - 1)))
@@ -147,7 +147,7 @@ def _subgroup(bench: Bench) -> str:
     return f"ranks {members[0]} to {members[-1]} of {bench.n_ranks}"
 
 
-def _mesh(bench: Bench) -> str:
+def _mesh(bench: RanksUnderTest) -> str:
     n = bench.n_ranks
     if n < 2:
         raise Skip("one GPU is no mesh")
@@ -159,7 +159,7 @@ def _mesh(bench: Bench) -> str:
     return f"{layout}, connected 3 times"
 
 
-def _hang(bench: Bench) -> str:
+def _hang(bench: RanksUnderTest) -> str:
     if bench.n_ranks < 2:
         raise Skip("one rank waits for nobody")
     absent = bench.n_ranks - 1
@@ -178,7 +178,7 @@ def _hang(bench: Bench) -> str:
     raise Wrong("an all_reduce without one of its ranks has come to an end")
 
 
-def _stop(bench: Bench) -> str:
+def _stop(bench: RanksUnderTest) -> str:
     cluster = bench.ranks()
     pids = tuple(cluster.pids)
     press = threading.Timer(STOP_AFTER_S, cluster.interrupt)
@@ -194,7 +194,7 @@ def _stop(bench: Bench) -> str:
     raise Wrong("the call has ended by itself")
 
 
-def _next_generation(bench: Bench) -> str:
+def _next_generation(bench: RanksUnderTest) -> str:
     if bench.cluster is None or not bench.stopped:
         raise Skip("nothing was stopped")
     cluster = bench.ranks()
@@ -203,7 +203,7 @@ def _next_generation(bench: Bench) -> str:
     return f"{same} of {bench.n_ranks} ranks are still the same processes"
 
 
-def _memory(bench: Bench) -> str:
+def _memory(bench: RanksUnderTest) -> str:
     if not bench.device.startswith("cuda"):
         raise Skip("memory of the host has no allocator that counts")
     replies = [reply.value for reply in bench.ranks().run(_read_memory)]
@@ -216,14 +216,14 @@ def _memory(bench: Bench) -> str:
     return f"{replies[0][0]:,} bytes held, a peak of {replies[0][2]:,}, and the allocator's within 1%"
 
 
-def _two_on_one(bench: Bench) -> str:
+def _two_on_one(bench: RanksUnderTest) -> str:
     device = bench.ranks().choice.devices[0]
     bench.close()
     with bench.started(2, device) as cluster:
         return f"{_every_verb(cluster)}, on {device}"
 
 
-PARTS: tuple[tuple[str, Callable[[Bench], str]], ...] = (
+PARTS: tuple[tuple[str, Callable[[RanksUnderTest], str]], ...] = (
     ("one rank first", _one_rank_first), ("verbs", _verbs), ("subgroup", _subgroup), ("mesh", _mesh), ("hang", _hang),
     ("stop", _stop), ("next generation", _next_generation), ("memory", _memory), ("two on one GPU", _two_on_one),
 )  # fmt: skip

@@ -57,6 +57,8 @@ ROOMS = {
     "pocket": 5,
 }
 """The rooms of labkit/plan; what lies beside them is for all of them, and knows none."""
+COURSE = ("labkit/course/", "labkit/cli/")
+"""The folders of labkit that are not the library."""
 MUTABLE = {"list", "dict", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict", "WeakValueDictionary"}
 EMPTY_NAMES = {"Manager", "Handler", "Helper", "Helpers", "Util", "Utils", "Base"}
 Rule = Callable[[str, str], list[str]]
@@ -128,6 +130,21 @@ def circle(texts: Mapping[str, str]) -> list[str]:
     except graphlib.CycleError as error:
         return list(error.args[1])
     return []
+
+
+def shared_names(texts: Mapping[str, str]) -> list[str]:
+    """Public classes of the library with one name and several files: a name has one meaning, and says what it is."""
+    homes: dict[str, list[str]] = {}
+    for path, text in texts.items():
+        if not path.startswith(COURSE):
+            for node in tree_of(text).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return [
+        f"{' and '.join(places)}: classes named {name}: say in their names what each one is"
+        for name, places in sorted(homes.items())
+        if len(places) > 1
+    ]
 
 
 def _modules_in(dotted_name: str, names: Mapping[str, str]) -> list[str]:
@@ -723,6 +740,30 @@ def test_a_circle_is_seen_however_it_is_closed(other):
     }
     assert len(circle({**texts, "labkit/b.py": other})) > 2
     assert circle({**texts, "labkit/b.py": "from labkit import Cluster"}) == []
+
+
+def test_no_two_public_classes_of_the_library_share_a_name():
+    """Would catch a fourth `Stage`, of which a reader must look up which one is meant."""
+    files = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
+    shared = shared_names({path: read(path) for path in files})
+    assert not shared, "\n".join(["", *shared])
+
+
+@cases(
+    ("path", "text", "n_shared"),
+    [
+        ("labkit/train/b.py", "class Stage:\n    x = 1", 1),
+        ("labkit/train/b.py", "class _Stage:\n    x = 1", 0),
+        ("labkit/train/b.py", "class TrainedStage:\n    x = 1", 0),
+        ("labkit/train/b.py", "from labkit.plan.a import Stage", 0),
+        ("labkit/course/b.py", "class Stage:\n    x = 1", 0),
+    ],
+)
+def test_a_class_that_takes_the_name_of_another_is_told(path, text, n_shared):
+    """Would catch a rule that complains about an import, or that looks at one file at a time."""
+    shared = shared_names({"labkit/plan/a.py": "class Stage(tuple):\n    y = 1", path: text})
+    assert len(shared) == n_shared
+    assert all("labkit/plan/a.py:1" in line and f"{path}:1" in line for line in shared)
 
 
 @pytest.mark.parametrize("rule", EVERYWHERE, ids=_name)

@@ -59,8 +59,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.comm import native
-from labkit.comm.group import VERBS, Algorithm, Group, Watched, Work as Message
-from labkit.comm.ledger import Aside, Call, Ledger
+from labkit.comm.group import VERBS, Algorithm, Group, WatchedOperation, Work as Message
+from labkit.comm.ledger import Aside, Ledger, PendingOperation
 from labkit.comm.libraries import within
 from labkit.comm.process_groups import Pair, apart
 from labkit.comm.stream import Apart, Started, Stream, streams_of
@@ -121,10 +121,10 @@ def process_group(group: Group) -> ProcessGroup:
     return made
 
 
-class Work(dist.Work):
+class BridgeWork(dist.Work):
     """torch's handle of a call that the group's thread carries out."""
 
-    def __init__(self, started: Started, ledger: Ledger, call: Call, outputs: list[Tensor]):
+    def __init__(self, started: Started, ledger: Ledger, call: PendingOperation, outputs: list[Tensor]):
         super().__init__()
         self.started, self.ledger, self.call, self.outputs = started, ledger, call, outputs
         self.lock, self.settled = threading.Lock(), False
@@ -133,7 +133,7 @@ class Work(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done, on the GPU too, or raise what the verb raised. RuntimeError after `timeout`."""
-        with Watched(self.ledger, self.call):
+        with WatchedOperation(self.ledger, self.call):
             if timeout and not self.started.over.wait(timeout.total_seconds()):
                 raise RuntimeError(f"{self.call.verb} has not ended in {timeout.total_seconds():g} s")
             self.started.wait()
@@ -299,17 +299,17 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     # -- sums --------------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
+    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> BridgeWork:
         """Reduce in place."""
         xs, op = listed(tensors), op_of(opts, op)
         return self._start("allreduce", xs, lambda: self._reduce_each(xs, op), xs[0], op)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> BridgeWork:
         """Reduce all these tensors in place."""
         xs, op = listed(tensors), op_of(opts)
         return self._start("allreduce_coalesced", xs, lambda: self._reduce_each(xs, op), None, op)
 
-    def reduce(self, tensors: Any, opts: Any = None, root: int = 0, op: Any = None, timeout: Any = None) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None, root: int = 0, op: Any = None, timeout: Any = None) -> BridgeWork:
         """Reduce; the root's tensor becomes the result."""
         x, to, op = listed(tensors)[0], getattr(opts, "rootRank", root), op_of(opts, op)
 
@@ -319,7 +319,9 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("reduce", [x], run, x, op)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, op: Any = None, timeout: Any = None
+    ) -> BridgeWork:
         """Reduce the r-th of a list for rank r."""
         out, parts, op = (
             listed(outputs)[0],
@@ -337,12 +339,12 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("reduce_scatter", [out], run, None, op)
 
-    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> BridgeWork:
         """Reduce; rank r keeps the r-th part of dim 0."""
         op = op_of(opts)
         return self._start("_reduce_scatter_base", [output], lambda: self._reduce_scatter(output, input, op), input, op)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> BridgeWork:
         """The same for each of a list."""
         outs, xs, op = listed(outputs), listed(inputs), op_of(opts)
 
@@ -354,12 +356,12 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     # -- gathers -----------------------------------------------------------------------------------------------------
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> BridgeWork:
         """Everybody's tensor, into a list."""
         outs, x = listed(outputs[0] if isinstance(outputs[0], list) else outputs), listed(inputs)[0]
         return self._start("allgather", outs, lambda: self._all_gather(outs, x))
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> BridgeWork:
         """Everybody's list: `output_lists[r]` is rank r's."""
         xs = listed(input_list)
 
@@ -369,11 +371,11 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("allgather_coalesced", [out for outputs in output_lists for out in outputs], run)
 
-    def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> BridgeWork:
         """Everybody's tensor, one after the other in `output`."""
         return self._start("_allgather_base", [output], lambda: self._all_gather_flat(output, input), input)
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> BridgeWork:
         """The same for each of a list."""
         outs, xs = listed(outputs), listed(inputs)
 
@@ -383,7 +385,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("allgather_into_tensor_coalesced", outs, run)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> BridgeWork:
         """Everybody's tensor, into a list of the root."""
         x, to, me = listed(inputs)[0], getattr(opts, "rootRank", root), self.group.rank
         outs = listed(outputs[0] if outputs and isinstance(outputs[0], list) else outputs)
@@ -399,7 +401,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> BridgeWork:
         """The root's tensors, everywhere."""
         xs, source = listed(tensors), getattr(opts, "rootRank", root)
 
@@ -411,7 +413,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("broadcast", xs, run, xs[0])
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> Work:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: Any = None) -> BridgeWork:
         """The r-th tensor of the root's list, on rank r."""
         out, source, me = listed(outputs)[0], getattr(opts, "rootRank", root), self.group.rank
         parts = listed(inputs[0] if inputs and isinstance(inputs[0], list) else inputs)
@@ -425,14 +427,14 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("scatter", [out], run)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> BridgeWork:
         """The r-th tensor of everybody's list to rank r; sizes as you like."""
         outs, xs = listed(outputs), listed(inputs)
         return self._start("alltoall", outs, lambda: self._swap(outs, xs))
 
     def alltoall_base(
         self, output: Tensor, input: Tensor, output_splits: Any = None, input_splits: Any = None, opts: Any = None
-    ) -> Work:
+    ) -> BridgeWork:
         """The r-th part of dim 0 to rank r; parts are equal, or as long as the splits say."""
         n = self.group.size
 
@@ -448,7 +450,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         return self._start("alltoall_base", [output], run)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> BridgeWork:
         """Wait for everybody."""
         return self._start("barrier", [], self.inside.barrier)
 
@@ -511,7 +513,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         like: Tensor | None = None,
         op: str = "",
         at: torch.device | None = None,
-    ) -> Work:
+    ) -> BridgeWork:
         """Have `run()` carried out in the stream under torch's name for it. Ranks whose `like` differ are told so. It
         is ordered with the streams of `at`, as a rule the device of the outputs."""
         group, inside, line, unit = self.group, self.inside, *called_from()
@@ -519,12 +521,14 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
         place = self._place(device)
         group.counted[0] += 1
         shape, dtype = (None, "") if like is None else (tuple(like.shape), dtype_name(like.dtype))
-        call = Call(name, group.axis, group.ranks, group.rank, None, 0, shape, dtype, group.counted[0], op, line)
-        with Watched(group.ledger, call):  # a call that does not match the other ranks' is refused here
+        call = PendingOperation(
+            name, group.axis, group.ranks, group.rank, None, 0, shape, dtype, group.counted[0], op, line
+        )
+        with WatchedOperation(group.ledger, call):  # a call that does not match the other ranks' is refused here
             inference = torch.is_inference_mode_enabled()
 
         def verb() -> None:
-            with torch.inference_mode(inference), Watched(group.ledger, call):
+            with torch.inference_mode(inference), WatchedOperation(group.ledger, call):
                 number = group.ledger.open(name, group.axis, None, 0)
                 inside.device = place  # nobody but this thread uses `inside`
                 inside.ledger.within = [(name, number)]
@@ -537,7 +541,7 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
                     group.ledger.close(number)
 
         started = Started(verb, device)  # type: ignore[arg-type]
-        work = Work(started, group.ledger, call, outputs)
+        work = BridgeWork(started, group.ledger, call, outputs)
         started.listener = work.ended
         self.stream.put(started)
         return work

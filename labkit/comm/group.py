@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.charge import charged_bytes
-from labkit.comm.ledger import Call, Ledger
+from labkit.comm.ledger import Ledger, PendingOperation
 from labkit.comm.message import MOST_DIMS, Wire, code_of, receiving, sending
 from labkit.plan.checks import is_whole
 from labkit.plan.words import dtype_name
@@ -250,7 +250,7 @@ class Group:
         self.counted[0] += 1
         call = self._call(verb, x, shape=tuple(x.shape), op=options.get("op", "sum"))
         sent = charged_bytes(verb, x, self.rank, self.size)
-        with Watched(self.ledger, call):  # the witness compares shapes here, before anything is sent
+        with WatchedOperation(self.ledger, call):  # the witness compares shapes here, before anything is sent
             number = self.ledger.open(verb, self.axis, None, sent, 0, self.ranks[(self.rank + 1) % self.size])
         return Work(self.ledger, call, getattr(self.wire, f"{verb}_start")(x, **options), number)
 
@@ -266,7 +266,7 @@ class Group:
         # meanwhile messages are booked under this verb, too; a backend that sends by itself charges `number`
         self.ledger.within.append((verb, number))
         try:
-            with Watched(self.ledger, call):
+            with WatchedOperation(self.ledger, call):
                 return self.algorithms[verb](x, self, **named)
         finally:
             if self.ledger.within:  # empty if the algorithm cleared the ledger
@@ -281,23 +281,25 @@ class Group:
 
     def _call(
         self, verb: str, x: Tensor | None, peer: int | None = None, tag: int = 0, shape: Any = None, op: str = "sum"
-    ) -> Call:
+    ) -> PendingOperation:
         if peer is not None and x is not None:
             shape = tuple(x.shape)
         dtype = "" if x is None or shape is None else dtype_name(x.dtype)
-        return Call(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
+        return PendingOperation(verb, self.axis, self.ranks, self.rank, peer, tag, shape, dtype, self.counted[0], op)
 
 
 class Work:
     """A started operation. `wait()` returns its tensor (None for a send) when it is done; `done` only looks."""
 
-    def __init__(self, ledger: Ledger, call: Call, under_way: Any, number: int | None = None, tap: Tap | None = None):
+    def __init__(
+        self, ledger: Ledger, call: PendingOperation, under_way: Any, number: int | None = None, tap: Tap | None = None
+    ):
         self.ledger, self.call, self.under_way, self.number, self.tap = ledger, call, under_way, number, tap
         self.result: Tensor | None = None
         self.finished = False
 
     @classmethod
-    def finished_with(cls, ledger: Ledger, call: Call, x: Tensor) -> Work:
+    def finished_with(cls, ledger: Ledger, call: PendingOperation, x: Tensor) -> Work:
         """Work that is done already: `wait()` returns x at once."""
         work = cls(ledger, call, None)
         work.result, work.finished = x, True
@@ -306,14 +308,14 @@ class Work:
     def wait(self) -> Tensor | None:
         """Block until done. For a send this means that the receiver has taken it; the tensor may be changed again."""
         if not self.finished:
-            with Watched(self.ledger, self.call):
+            with WatchedOperation(self.ledger, self.call):
                 self.result = self.under_way.wait()
             self._finish()
         return self.result
 
     def pieces(self) -> Iterator[Tensor]:
         """The message as flat pieces in order, each as soon as it has arrived, so that it can be used at once."""
-        with Watched(self.ledger, self.call):
+        with WatchedOperation(self.ledger, self.call):
             yield from self.under_way.arrive()
         self.result = self.under_way.result
         self._finish()
@@ -338,10 +340,10 @@ class Work:
             self.tap("recv", self.call.ranks[self.call.peer], self.call.tag, self.result)
 
 
-class Watched:
+class WatchedOperation:
     """Tells the ledger's witness before and after an operation that may block, so that a hang can be named."""
 
-    def __init__(self, ledger: Ledger, call: Call):
+    def __init__(self, ledger: Ledger, call: PendingOperation):
         self.witness, self.call = ledger.witness, call
 
     def __enter__(self) -> None:

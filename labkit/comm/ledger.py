@@ -54,7 +54,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class PendingOperation:
     """The operation that a rank is about to wait for. `peer` is an index in `ranks`, None for a collective; `seq`
     counts the collectives of this group from 1 (for a message it is the count of collectives so far)."""
 
@@ -75,10 +75,10 @@ class Call:
 class Witness(Protocol):
     """An object that is told of every wait. `enter` may raise ValueError if the ranks' calls do not match."""
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: PendingOperation) -> None:
         """The rank is about to wait for `call`."""
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: PendingOperation) -> None:
         """The wait for `call` is over."""
 
 

@@ -23,27 +23,27 @@ from typing import NamedTuple
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.plan.partition.owners import Held, Run, assign
+from labkit.plan.partition.owners import ElementRun, PlacedMatrix, assign
 
 
 class Piece(NamedTuple):
     """A matrix of which an optimizer steps on a part: elements `window` of `param` (None: no part of it is here).
 
-    shape    of the matrix; under tensor parallelism of this rank's slice of it, which is cut along `cut`
-    runs     where all pieces of it lie in the group that it is sharded over
+    local_shape   of the matrix on this rank: under tensor parallelism of its slice, which is cut along `shard_dim`
+    runs          where all pieces of it lie in the group that it is sharded over
     """
 
     param: Tensor | None
     window: slice
-    shape: tuple[int, ...]
-    runs: tuple[Run, ...]
-    cut: int | None
+    local_shape: tuple[int, ...]
+    runs: tuple[ElementRun, ...]
+    shard_dim: int | None
 
 
-class Owners:
+class MatrixOwners:
     """Where the pieces of some matrices lie in a group, and which rank owns which matrix."""
 
-    def __init__(self, group: Group, held: Sequence[Held]) -> None:
+    def __init__(self, group: Group, held: Sequence[PlacedMatrix]) -> None:
         """All ranks give the same `held`."""
         self.group, self.held = group, tuple(held)
         self.owners = assign(self.held, group.size)

@@ -118,7 +118,7 @@ class Through:
         return True
 
 
-class Message(UnderWay):
+class GlooMessage(UnderWay):
     """A message under gloo. Its handle says that it is done only if a thread waits for it, so `done` starts one."""
 
     asking: threading.Thread | None = None
@@ -188,7 +188,7 @@ class Native:
         if not x.numel():
             return UnderWay(None)
         x = x.cpu()
-        return Message(self.messages.send([x], to, tag), x)
+        return GlooMessage(self.messages.send([x], to, tag), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> UnderWay:
         """Start receiving from member `source` into `buffer`."""
@@ -196,8 +196,8 @@ class Native:
             return UnderWay(None)
         if buffer.is_cuda:
             staged = torch.empty_like(buffer, device="cpu", pin_memory=True)
-            return Message(self.messages.recv([staged], source, tag), staged, buffer)
-        return Message(self.messages.recv([buffer], source, tag), buffer)
+            return GlooMessage(self.messages.recv([staged], source, tag), staged, buffer)
+        return GlooMessage(self.messages.recv([buffer], source, tag), buffer)
 
     # -- collectives under way ---------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Share(NamedTuple):
     sent_bytes: float
 
 
-class Span(NamedTuple):
+class LeastAndMost(NamedTuple):
     """The least and the most that a rank did."""
 
     least: float
@@ -83,16 +83,16 @@ class LineTraffic(NamedTuple):
         return sum(share.sent_bytes for share in self.shares.values()) / len(self.shares)
 
     @property
-    def calls_span(self) -> Span:
+    def calls_span(self) -> LeastAndMost:
         """The calls of the rank that calls it least often, and of the one that calls it most often."""
         calls = [share.calls for share in self.shares.values()]
-        return Span(min(calls), max(calls))
+        return LeastAndMost(min(calls), max(calls))
 
     @property
-    def bytes_span(self) -> Span:
+    def bytes_span(self) -> LeastAndMost:
         """The bytes of the rank that sends least, and of the one that sends most."""
         sent = [share.sent_bytes for share in self.shares.values()]
-        return Span(min(sent), max(sent))
+        return LeastAndMost(min(sent), max(sent))
 
     @property
     def place(self) -> str:

@@ -29,7 +29,7 @@ from labkit.comm.libraries import within
 from labkit.comm.preallocated_file import allocated
 
 if TYPE_CHECKING:
-    from labkit.comm.ledger import Call
+    from labkit.comm.ledger import PendingOperation
     from labkit.launch.call_context import Around
 
 PAGE = 8192
@@ -42,7 +42,7 @@ _POST = struct.Struct("<IIQH110s")  # key, seq, call id, length, text
 _N_POSTS = (PAGE - _POSTS_AT) // _POST.size
 
 
-class Entry(NamedTuple):
+class WaitingCall(NamedTuple):
     """The call a rank waits in."""
 
     verb: str
@@ -70,10 +70,10 @@ class Reading(NamedTuple):
     entered: float
     progress: float
     total: float
-    entry: Entry | None  # None: the rank is not waiting in a verb of a Group
+    entry: WaitingCall | None  # None: the rank is not waiting in a verb of a Group
 
 
-class Position(NamedTuple):
+class CodePosition(NamedTuple):
     """The place at which the main thread of a rank stands in the learner's own code."""
 
     file: str
@@ -108,7 +108,7 @@ class BlackBox:
             length, checksum = _SEAL.unpack_from(self.memory, at + _SEAL_AT)
             packed = self.memory[at + _CALL_AT : at + _CALL_AT + min(length, _MEMORY_AT - _CALL_AT)]
             if packed and zlib.crc32(packed) == checksum:  # marshal must not see half a call; crc32 of nothing is 0
-                entry = Entry(*marshal.loads(packed))
+                entry = WaitingCall(*marshal.loads(packed))
         return Reading(call_id, done, entered, progress, total, entry)
 
     def held(self, rank: int) -> tuple[int, int]:
@@ -139,9 +139,9 @@ class Page:
         self.box, self.rank, self.at = box, rank, rank * PAGE
         self.call_id = self.done = 0
         self.progress = self.total = 0.0
-        self.stack: list[tuple[Call, tuple]] = []
+        self.stack: list[tuple[PendingOperation, tuple]] = []
         self.last = ""
-        self.collective: tuple[Call, tuple] | None = None
+        self.collective: tuple[PendingOperation, tuple] | None = None
         self.around: Around | None = None
 
     def begin(self, call_id: int) -> None:
@@ -161,19 +161,19 @@ class Page:
         self.done += 1
         _COUNT.pack_into(self.box.memory, self.at + _COUNT.size, self.done)
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: PendingOperation) -> None:
         """Write what is about to be waited for. Raises ValueError if another rank posted something else for it."""
         file, line = call.line if call.line[0] else _learners_line()
         peer = None if call.peer is None else call.ranks[call.peer]
         fields = (call.verb, call.axis, call.ranks, peer, call.shape, call.dtype, call.seq, call.tag, file, line)
         self.stack.append((call, fields))
-        self.last = str(Entry._make(fields))
+        self.last = str(WaitingCall._make(fields))
         self._write()
         if peer is None and len(call.ranks) > 1:
             self.collective = self.stack[-1]
             self._compare(call)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: PendingOperation) -> None:
         """The wait is over."""
         if self.stack:  # the innermost as a rule; but threads, which write here too, leave in an order of their own
             calls = [entered for entered, _ in self.stack]
@@ -215,7 +215,7 @@ class Page:
         now = time.monotonic()
         _HEAD.pack_into(memory, at, self.call_id, self.done, depth, now, self.progress, self.total, now)
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: PendingOperation) -> None:
         own = f"{call.verb}|{call.op}|{call.shape}|{call.dtype}" if call.shape is not None else call.verb
         text = own.encode()[:110]
         key = _key(call.axis, call.ranks)
@@ -237,7 +237,7 @@ def _key(axis: str, ranks: Sequence[int]) -> int:
     return zlib.crc32(f"{axis}{tuple(ranks)}".encode())
 
 
-def _mismatch(call: Call, me: int, own: str, other: int, theirs: str) -> str:
+def _mismatch(call: PendingOperation, me: int, own: str, other: int, theirs: str) -> str:
     def words_of(text: str) -> str:
         verb, _, rest = text.partition("|")
         op, _, rest = rest.partition("|")

@@ -26,9 +26,9 @@ from typing import Any
 
 from labkit.launch import hang_diagnosis
 from labkit.launch.advice import DEVICE_LOST, advice
-from labkit.launch.blackbox import Position
+from labkit.launch.blackbox import CodePosition
 from labkit.launch.progress import CallBar
-from labkit.launch.ranks import Event, Ranks
+from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.reply import Answer, Failure, WorkerError
 from labkit.launch.warden import Ended
 from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
@@ -46,7 +46,7 @@ RELEASE_S = 2.0
 class Call(Watch):
     """One function under way on `ranks`."""
 
-    positions: dict[int, Position | None]
+    positions: dict[int, CodePosition | None]
 
     def __init__(self, processes: Ranks, ranks: Sequence[int], call_id: int, timeout_s: float | None):
         super().__init__(processes, ranks, timeout_s)
@@ -71,7 +71,7 @@ class Call(Watch):
             self.release()
         self.show(end=True)
 
-    def _take(self, events: Sequence[Event]) -> None:
+    def _take(self, events: Sequence[RankMessage]) -> None:
         for event in events:
             if event.kind == "answer" and event.what[0] == self.call_id:
                 answer: Answer = event.what[1]

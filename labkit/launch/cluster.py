@@ -19,7 +19,7 @@ from labkit.launch.rank_processes import RankProcesses
 from labkit.launch.ranks import Ranks
 from labkit.launch.replies import Replies
 from labkit.launch.reply import Reply, Stopped
-from labkit.launch.state import State
+from labkit.launch.state import ClusterState
 from labkit.launch.status import Status, status_of
 from labkit.launch.verdict import proved
 from labkit.launch.zygote import Gone, zygote
@@ -302,10 +302,10 @@ class BareCluster:
         return [self._processes.pids.get(rank, 0) for rank in range(self.n_ranks)]
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         """The names that the ranks keep between calls: `cluster.state["lr"] = 0.1` sets one on all ranks, and
         `cluster.state["lr"]` lists its values by rank."""
-        return State(self.run)
+        return ClusterState(self.run)
 
     @property
     def closed(self) -> bool:

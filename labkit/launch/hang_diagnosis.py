@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.launch.blackbox import BlackBox, Position, Reading
+from labkit.launch.blackbox import BlackBox, CodePosition, Reading
 
 FEW = 3
 """From so many ranks on, those that stand at the same place share a line."""
@@ -134,7 +134,7 @@ def observe(
     box: BlackBox,
     rank: int,
     state: str,
-    position: Position | None,
+    position: CodePosition | None,
     now: float,
     detail: str = "",
     call_id: int | None = None,
@@ -157,7 +157,7 @@ def observe(
     return Whereabouts(rank, "running", seconds=max(0.0, now - read.entered), **at)
 
 
-def _in_verb(box: BlackBox, rank: int, read: Reading, position: Position | None, now: float) -> Whereabouts:
+def _in_verb(box: BlackBox, rank: int, read: Reading, position: CodePosition | None, now: float) -> Whereabouts:
     entry = read.entry
     assert entry is not None
     if entry.peer is not None:
@@ -175,7 +175,7 @@ def _in_verb(box: BlackBox, rank: int, read: Reading, position: Position | None,
     )  # fmt: skip
 
 
-def _in_torch(rank: int, position: Position, seconds: float, at: dict[str, Any]) -> Whereabouts:
+def _in_torch(rank: int, position: CodePosition, seconds: float, at: dict[str, Any]) -> Whereabouts:
     if position.torch_peer is not None:
         call = f"torch.distributed.{position.torch_call} with rank {position.torch_peer}"
         return Whereabouts(

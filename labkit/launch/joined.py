@@ -34,7 +34,7 @@ from labkit.launch.join_file import Ticket
 from labkit.launch.join_port import Gate
 from labkit.launch.output import Tail
 from labkit.launch.rank_spec import RankSpec
-from labkit.launch.ranks import Event, Ranks
+from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.reliable_messages import Letters
 from labkit.launch.versions import Introduction, boot, versions
 from labkit.launch.warden import Ended
@@ -89,7 +89,7 @@ class JoinedRanks(Ranks):
         super().__init__()
         self.peers: dict[int, Peer] = {}
         self.formed, self.pinged_at, self.told_refused = False, 0.0, False
-        self.by_engine: list[tuple[float, Event]] = []
+        self.by_engine: list[tuple[float, RankMessage]] = []
         self.router = self.gate.router
         self.poller.register(self.router, zmq.POLLIN)
         token = secrets.token_hex(4)
@@ -111,7 +111,7 @@ class JoinedRanks(Ranks):
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
-    def receive(self, ready: dict[Any, int], events: list[Event]) -> None:
+    def receive(self, ready: dict[Any, int], events: list[RankMessage]) -> None:
         """Read what the posts say, and notice which of them say nothing any more."""
         if self.router in ready:
             while True:
@@ -134,7 +134,7 @@ class JoinedRanks(Ranks):
                     self._drop(peer, self._gone(peer), events)
         self._blame(now, events)
 
-    def _blame(self, now: float, events: list[Event]) -> None:
+    def _blame(self, now: float, events: list[RankMessage]) -> None:
         """Ranks that their engine has ended are named after the one on whose account it did so."""
         cause = any(event.kind == "ended" for event in events)
         for since, event in list(self.by_engine):
@@ -142,7 +142,7 @@ class JoinedRanks(Ranks):
                 self.by_engine.remove((since, event))
                 events.append(event)
 
-    def _open(self, identity: bytes, head: Any, channel: bytes, frames: list[Any], events: list[Event]) -> None:
+    def _open(self, identity: bytes, head: Any, channel: bytes, frames: list[Any], events: list[RankMessage]) -> None:
         peer = next((peer for peer in self.peers.values() if peer.identity == identity), None)
         if peer is None:
             return self._stranger(identity, head, channel, frames, events)
@@ -162,9 +162,11 @@ class JoinedRanks(Ranks):
         elif kind != "hello":
             if kind == "answer":
                 self._set_clock(peer, details[1].ledger)
-            events.append(Event(kind, peer.rank, tuple(details), frames[1:]))
+            events.append(RankMessage(kind, peer.rank, tuple(details), frames[1:]))
 
-    def _stranger(self, identity: bytes, head: Any, channel: bytes, frames: list[Any], events: list[Event]) -> None:
+    def _stranger(
+        self, identity: bytes, head: Any, channel: bytes, frames: list[Any], events: list[RankMessage]
+    ) -> None:
         letters = Letters()
         hello: Introduction | None = None
         if channel == b"p" and letters.opened(head):
@@ -200,7 +202,7 @@ class JoinedRanks(Ranks):
         wrong = [text for name, text in zip(ours, wrong, strict=True) if hello.versions.get(name) != ours[name]]
         return f"{who} has {'; '.join(wrong)}: install the same on both" if wrong else ""
 
-    def _from_post(self, peer: Peer, message: tuple[Any, ...], events: list[Event]) -> None:
+    def _from_post(self, peer: Peer, message: tuple[Any, ...], events: list[RankMessage]) -> None:
         kind, *details = message
         if kind == "pong":
             now = time.monotonic()
@@ -308,7 +310,7 @@ class JoinedRanks(Ranks):
         words = "cannot be reached any more: its process, its machine or the network is gone"
         return Ended(peer.rank, self.pids.get(peer.rank, 0), None, None, None, words)
 
-    def _drop(self, peer: Peer, ended: Ended, events: list[Event]) -> None:
+    def _drop(self, peer: Peer, ended: Ended, events: list[RankMessage]) -> None:
         """This process is no rank any more. What still comes from it is a ghost's."""
         self.formed = False
         if self.peers.get(peer.rank) is not peer:
@@ -316,7 +318,7 @@ class JoinedRanks(Ranks):
         del self.peers[peer.rank]
         self.pids.pop(peer.rank, None)
         self.ended[peer.rank] = ended
-        event = Event("ended", peer.rank, (ended,), [])
+        event = RankMessage("ended", peer.rank, (ended,), [])
         if ended.by_engine:
             self.by_engine.append((time.monotonic(), event))
         else:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from labkit.comm.dumps import Dump, Message, Record
 from labkit.comm.matched_collectives import Meeting, meetings, members_of, told, unmet
-from labkit.launch.blackbox import Position
+from labkit.launch.blackbox import CodePosition
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts, name_ranks
 
 MEETING_CALLS = ("init_process_group", "new_group", "monitored_barrier", "split_group")
@@ -30,7 +30,7 @@ class Stand(NamedTuple):
     state: str
     detail: str = ""
     still: bool = False
-    position: Position | None = None
+    position: CodePosition | None = None
     messages: tuple[Message, ...] = ()
     dump: Dump | None = None
 

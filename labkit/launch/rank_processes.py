@@ -30,7 +30,7 @@ from labkit.launch.device_choice import Choice
 from labkit.launch.endpoints import endpoints_of
 from labkit.launch.output import Tail
 from labkit.launch.rank_spec import RankSpec
-from labkit.launch.ranks import Event, Ranks
+from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.serialize import written
 from labkit.launch.warden import Ended
 from labkit.launch.zygote import Gone, zygote
@@ -70,14 +70,14 @@ class Channels(Ranks):
                 identity = f"c{rank}.{self.pids[rank]}".encode()
                 self.router.send_multipart([identity, pickle.dumps((question, detail))])
 
-    def receive(self, ready: dict[Any, int], events: list[Event]) -> None:
+    def receive(self, ready: dict[Any, int], events: list[RankMessage]) -> None:
         """Read what has come from the warden and from the ranks."""
         while self.warden.poll():
             self._from_warden(events)
         if self.router in ready:
             self._from_ranks(events)
 
-    def _from_warden(self, events: list[Event]) -> None:
+    def _from_warden(self, events: list[RankMessage]) -> None:
         try:
             kind, *details = self.warden.recv()
         except (EOFError, OSError):
@@ -91,7 +91,7 @@ class Channels(Ranks):
             if self.pids.get(ended.rank) == ended.pid:
                 del self.pids[ended.rank]
                 self.ended[ended.rank] = ended
-                events.append(Event("ended", ended.rank, (ended,), []))
+                events.append(RankMessage("ended", ended.rank, (ended,), []))
 
     def order(self, verb: str, *details: Any) -> None:
         """Tell the warden to do something. Gone if it has ended."""
@@ -103,7 +103,7 @@ class Channels(Ranks):
     def _gone(self) -> Gone:
         return Gone("the warden of this cluster is gone, and its ranks with it: make a new Cluster")
 
-    def _from_ranks(self, events: list[Event]) -> None:
+    def _from_ranks(self, events: list[RankMessage]) -> None:
         while True:
             try:
                 identity, head, *frames = self.router.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -116,7 +116,7 @@ class Channels(Ranks):
                 if details[1] == self.generation:
                     self.joined[int(rank)] = details[2]
             elif kind != "hello" and self.pids.get(int(rank)) == int(pid):  # else it is from a rank that was replaced
-                events.append(Event(kind, int(rank), tuple(details), [frame.buffer for frame in frames]))
+                events.append(RankMessage(kind, int(rank), tuple(details), [frame.buffer for frame in frames]))
 
     def hang_up(self) -> None:
         """Close every channel."""

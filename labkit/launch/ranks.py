@@ -19,7 +19,7 @@ from labkit.launch.output import Tail
 from labkit.launch.warden import Ended
 
 
-class Event(NamedTuple):
+class RankMessage(NamedTuple):
     """A message from a rank or the warden: its kind, the rank, its contents `what`, and the frames that came along."""
 
     kind: str
@@ -32,7 +32,7 @@ class Reach(Protocol):
     """The operations that differ between forked ranks and executed ones."""
 
     @abstractmethod
-    def receive(self, ready: dict[Any, int], events: list[Event]) -> None:
+    def receive(self, ready: dict[Any, int], events: list[RankMessage]) -> None:
         """Read what has come on the channels that are `ready`, and add to `events` what concerns a call."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Ranks(Reach):
         self.pids: dict[int, int] = {}
         self.ended: dict[int, Ended] = {}
         self.joined: dict[int, str | None] = {}
-        self.waiting: list[Event] = []
+        self.waiting: list[RankMessage] = []
         self.sent_sources: set[str] = set()
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -102,7 +102,7 @@ class Ranks(Reach):
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[RankMessage]:
         """The messages that have come; waits `timeout_s` at most for the first. KeyboardInterrupt on `interrupt()`."""
         events, self.waiting = self.waiting, []
         ready = dict(self.poller.poll(0 if events else int(timeout_s * 1e3)))
@@ -115,7 +115,7 @@ class Ranks(Reach):
     def wait(self, until: Callable[[], Any], timeout_s: float) -> bool:
         """Handle messages until `until()` holds; keeps the events for the next `poll`."""
         deadline = time.monotonic() + timeout_s
-        kept: list[Event] = []
+        kept: list[RankMessage] = []
         while not until() and time.monotonic() < deadline:
             kept += self.poll(min(0.1, max(0.0, deadline - time.monotonic())))
         self.waiting += kept

@@ -33,10 +33,10 @@ from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
 from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
-from labkit.launch.blackbox import Position
+from labkit.launch.blackbox import CodePosition
 from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
-from labkit.launch.rank_processes import Event, RankProcesses
+from labkit.launch.rank_processes import RankMessage, RankProcesses
 from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
@@ -113,7 +113,7 @@ def watch_script(
     working_folders.check()
     choice = choose(n_ranks, "cpu")
     processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
-    watched = Watched(processes, n_ranks, timeout_s)
+    watched = WatchedScript(processes, n_ranks, timeout_s)
     try:
         if not quiet:
             print(f"{file.name} on {n_ranks} rank{'s' if n_ranks > 1 else ''} of this machine", flush=True)
@@ -128,11 +128,11 @@ def watch_script(
         processes.close()
 
 
-class Watched(Watch):
+class WatchedScript(Watch):
     """The ranks of one script while it runs."""
 
     processes: RankProcesses
-    positions: dict[int, tuple[Position | None, list[Message], Dump | None]]
+    positions: dict[int, tuple[CodePosition | None, list[Message], Dump | None]]
 
     def __init__(self, processes: RankProcesses, n_ranks: int, timeout_s: float | None):
         super().__init__(processes, range(n_ranks), timeout_s)
@@ -217,7 +217,7 @@ class Watched(Watch):
 
     # -- what the ranks tell -----------------------------------------------------------------------------------------
 
-    def _take(self, events: Sequence[Event]) -> None:
+    def _take(self, events: Sequence[RankMessage]) -> None:
         for event in events:
             if event.kind == "store":
                 self.port = event.what[0]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from labkit.comm.group import Group
 
 
-class State:
+class ClusterState:
     """A mapping over all ranks: setting gives every rank the value, getting returns a list by rank.
 
     On a rank the same names are `group.state`, and the variables of its `%%ranks` cells.
@@ -36,7 +36,7 @@ class State:
         return iter(self._run(names)[0].value)
 
     def __repr__(self) -> str:
-        return f"State({', '.join(self)})"
+        return f"ClusterState({', '.join(self)})"
 
 
 def take(group: Group, name: str) -> Any:

@@ -21,7 +21,7 @@ import zmq
 
 from labkit.comm import flight
 from labkit.comm.libraries import within
-from labkit.launch.blackbox import Position
+from labkit.launch.blackbox import CodePosition
 
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
@@ -48,7 +48,7 @@ def control(
         channel.send(pickle.dumps((question, answer)))
 
 
-def position(main_thread: int) -> Position | None:
+def position(main_thread: int) -> CodePosition | None:
     """The learner's innermost line, and the call to torch.distributed under it if there is one."""
     innermost = frame = sys._current_frames().get(main_thread)
     call, peer = "", None
@@ -67,7 +67,7 @@ def position(main_thread: int) -> Position | None:
     # memory would be counted as still in use.
     del frame, innermost
     text = linecache.getline(file, line).strip()
-    return Position(file, line, name, text, call, peer, tuple(flight.in_flight()))
+    return CodePosition(file, line, name, text, call, peer, tuple(flight.in_flight()))
 
 
 def cut(endpoints: frozenset[tuple[str, int]]) -> int:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from labkit.launch import hang_diagnosis, output
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
-from labkit.launch.ranks import Event, Ranks
+from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.reply import Failure
 
 
-class Steps(Protocol):
+class WatchSteps(Protocol):
     """The steps of a watch that differ between a call and a script."""
 
     @property
@@ -29,7 +29,7 @@ class Steps(Protocol):
         """Ranks that are still under way."""
 
     @abstractmethod
-    def _take(self, events: Sequence[Event]) -> None:
+    def _take(self, events: Sequence[RankMessage]) -> None:
         """Take in what the ranks tell."""
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Steps(Protocol):
         """See whether it is still going anywhere; if not, set `reason` and `autopsy`."""
 
 
-class Watch(Steps):
+class Watch(WatchSteps):
     """`ranks` under way together.
 
     reason     why they are given up; None while they are not

@@ -41,13 +41,13 @@ SPARED = 3
 def main(spec: RankSpec) -> None:
     """Become rank `spec.rank` and serve until the kernel says goodbye; never returns."""
     set_up_rank(spec)
-    rank = Rank(spec)
+    rank = WorkerRank(spec)
     control = (rank.context, spec.address, rank.rank, rank.main_thread, rank.cut)
     threading.Thread(target=unblock.control, args=control, daemon=True, name="labkit-control").start()
     rank.serve()
 
 
-class Rank:
+class WorkerRank:
     """The main thread of a rank."""
 
     def __init__(self, spec: RankSpec):

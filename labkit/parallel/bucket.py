@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.message import as_bytes
-from labkit.plan.contracts import cut_of, group_of
+from labkit.plan.contracts import group_of, shard_dim_of
 from labkit.plan.partition.buckets import fill
 from labkit.plan.words import dtype_name
 
@@ -212,7 +212,9 @@ def in_buckets(named: Sequence[Named], bucket_bytes: int, cut_apart: bool = Fals
     Raises ValueError for a bucket of less than one byte."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds 1 byte or more")
-    kinds = [(p.dtype, sum_dtype(p), p.device, group_of(p), cut_apart and cut_of(p) is not None) for _, p in named]
+    kinds = [
+        (p.dtype, sum_dtype(p), p.device, group_of(p), cut_apart and shard_dim_of(p) is not None) for _, p in named
+    ]
     sizes = [(kind, p.numel() * sum_dtype(p).itemsize) for kind, (_, p) in zip(kinds, named, strict=True)]
     return [[named[k] for k in members] for members in fill(sizes, bucket_bytes)]
 

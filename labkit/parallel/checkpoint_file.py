@@ -1,6 +1,6 @@
 """Sealed files: what a checkpoint is made of, so that none is taken for another's and no damage is loaded.
 
-    rank-1.pt    {"seal": {"run", "step", "rank", "layout"}, "pieces": ...}     a file says whose it is
+    rank-1.pt    {"seal": {"run", "step", "rank", "layout"}, "chunks": ...}     a file says whose it is
     whole.json   {"checksum", "run", "step", "files": [{"n_bytes", "checksum"} of each rank's file], ...}
 
 A checksum is the CRC-32 of all bytes of a file. It always sees one flipped bit, and any change within 32 bits; anything
@@ -19,11 +19,16 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
 READ_BYTES = 1 << 20
+FORMER_NAMES = MappingProxyType(
+    {"shape": "global_shape", "start": "offset", "cut": "shard_dim", "part": "shard_index", "of": "n_shards"}
+)
+"""The names that a chunk's entries had in files that were written while the chunks were called "pieces"."""
 
 
 class Damaged(ValueError):
@@ -58,19 +63,28 @@ class _Summing:
         self.stream.flush()
 
 
-def write(file: Path, seal: Mapping[str, Any], pieces: Any) -> Sealed:
+def write(file: Path, seal: Mapping[str, Any], chunks: Any) -> Sealed:
     """Write one rank's file, and see that it is on the disk. OSError if there is no room."""
     with file.open("wb") as stream:
         summing = _Summing(stream)
-        torch.save({"seal": dict(seal), "pieces": pieces}, summing)  # type: ignore[arg-type]  # it only writes and flushes
+        torch.save({"seal": dict(seal), "chunks": chunks}, summing)  # type: ignore[arg-type]  # it only writes and flushes
         stream.flush()
         os.fsync(stream.fileno())  # else a power cut may leave a named file without its bytes
     return Sealed(summing.n_bytes, summing.checksum)
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The seal and the pieces of one rank's file, mapped into memory: bytes are read when they are looked at."""
-    return torch.load(file, mmap=True, weights_only=True, map_location="cpu")
+    """The seal and the chunks of one rank's file, mapped into memory: bytes are read when they are looked at.
+
+    A file of before `FORMER_NAMES` changed is returned with today's names."""
+    contents: dict[str, Any] = torch.load(file, mmap=True, weights_only=True, map_location="cpu")
+    if "pieces" not in contents:
+        return contents
+    chunks = {
+        name: [{FORMER_NAMES.get(key, key): value for key, value in piece.items()} for piece in pieces]
+        for name, pieces in contents.pop("pieces").items()
+    }
+    return {**contents, "chunks": chunks}
 
 
 def check(file: Path, seal: Mapping[str, Any], written: Sealed) -> None:

@@ -43,9 +43,9 @@ class Saving:
     """A checkpoint on its way to `folder`: `done` looks; after `wait` it has its name, or there was an OSError."""
 
     def __init__(
-        self, folder: Path, part: Path, pieces: Any, whole: Mapping[str, Any], rank: int, n_ranks: int, keep: int
+        self, folder: Path, part: Path, chunks: Any, whole: Mapping[str, Any], rank: int, n_ranks: int, keep: int
     ) -> None:
-        """Start to write `pieces`, copies that nobody changes, into the folder `part`, which is there. `whole` is what
+        """Start to write `chunks`, copies that nobody changes, into the folder `part`, which is there. `whole` is what
         rank 0 says of all files; the seal of each is taken from it."""
         self.folder, self.part, self.whole, self.keep = folder, part, dict(whole), keep
         self.rank, self.n_ranks = rank, n_ranks
@@ -54,7 +54,7 @@ class Saving:
         self._ended, self._on_disk = threading.Event(), threading.Event()
         self._everybody: list[Sealed] | None = None
         self._agreed = threading.Event()
-        self._pieces = pieces
+        self._chunks = chunks
         self._collected = False
         threading.Thread(target=self._life, name=f"saving {folder.name}", daemon=True).start()
 
@@ -82,7 +82,7 @@ class Saving:
 
     def _life(self) -> None:
         self._try(self._write)
-        self._pieces = None  # the copy is given back
+        self._chunks = None  # the copy is given back
         self._on_disk.set()
         if self.rank == 0 and self.error is None:
             self._try(self._finish)
@@ -98,7 +98,7 @@ class Saving:
 
     def _write(self) -> None:
         seal = {word: self.whole[word] for word in ("run", "step", "layout")} | {"rank": self.rank}
-        written = checkpoint_file.write(self.part / f"rank-{self.rank}.pt", seal, self._pieces)
+        written = checkpoint_file.write(self.part / f"rank-{self.rank}.pt", seal, self._chunks)
         note = self._note(self.rank)
         checkpoint_file.write_json(note.with_suffix(".new"), {"file": written._asdict()})
         note.with_suffix(".new").rename(note)  # rank 0 never reads half a note

@@ -1,11 +1,11 @@
 """Saving what the ranks own, and loading it into any other number of ranks.
 
     run/step-000050/                     run/step-000100.part/         being written: not looked at
-        rank-0.pt   pieces of rank 0     ...
-        rank-1.pt   pieces of rank 1     run/step-000075.damaged/      set aside: not looked at
+        rank-0.pt   chunks of rank 0     ...
+        rank-1.pt   chunks of rank 1     run/step-000075.damaged/      set aside: not looked at
         whole.json  what there is, and the checksum of each file; written last
 
-A piece is a run of elements of one parameter with the optimizer's state for them; a strategy says which it owns
+A chunk is a run of elements of one parameter with the optimizer's state for them; a strategy says which it owns
 (`owned()` in data_parallel.py), everything else about saving and loading is here. If several ranks hold the same
 elements, one of them writes them, so the files together hold each element once: 12 N bytes for fp32 AdamW, whatever the
 strategy. To load, a rank puts each parameter together from the files, one at a time, and cuts out what it owns now: 4
@@ -16,6 +16,10 @@ before that one is still the latest. It is written behind the steps that follow 
 of which run, step, rank and layout it is, and whole.json has the checksums (checkpoint_file.py); `load` compares all of
 it before anything changes, each rank a share of the files. Bytes on the wire: a few for each rank. Memory to load: one
 whole parameter and its state; to save: a copy of what the rank writes.
+
+The words are torch's (torch.distributed.checkpoint, DTensor): tensor parallelism cuts a parameter of `global_shape`
+along `shard_dim` into shards of `local_shape`, and a chunk begins at `offset`. A chunk of torch's has an offset for
+each dim; here it is one number, the place in the flattened shard, since ZeRO cuts flat buffers in the middle of rows.
 
 Source: the idea of a rank-independent checkpoint, torch.distributed.checkpoint; the write-then-rename is POSIX's.
 """
@@ -45,31 +49,31 @@ Parts = Mapping[str, tuple[DataParallel, str]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Elements of one parameter that this rank owns, with the optimizer's state for them.
 
-    name    of the parameter in the strategy's module
-    whole   shape of the whole parameter (under tensor parallelism: of this rank's slice of it)
-    start   the first of these elements in the flattened parameter
-    value   [k] window of what the optimizer steps on (fp32 masters, if there are any); writing to it changes them
-    grad    [k] window of its gradient, None before `finish` or for a parameter that has none
-    state   the optimizer's state for it: [k] windows, and scalars such as Adam's step as they are
-    cut     the dim along which tensor parallelism has cut the parameter, None if it has not
-    kept    what the optimizer keeps of the whole parameter, on the rank that owns it (labkit.train.by_matrix)
+    name          of the parameter in the strategy's module
+    local_shape   of the parameter on this rank: under tensor parallelism that of its slice, otherwise the global shape
+    offset        the first of these elements in the flattened `local_shape`
+    value         [k] window of what the optimizer steps on (fp32 masters, if there are any); writing to it changes them
+    grad          [k] window of its gradient, None before `finish` or for a parameter that has none
+    state         the optimizer's state for it: [k] windows, and scalars such as Adam's step as they are
+    shard_dim     the dim along which tensor parallelism has cut the parameter, None if it has not
+    kept          what the optimizer keeps of the whole parameter, on the rank that owns it (labkit.train.by_matrix)
     """
 
     name: str
-    whole: tuple[int, ...]
-    start: int
+    local_shape: tuple[int, ...]
+    offset: int
     value: Tensor
     grad: Tensor | None
     state: dict[str, Any]
-    cut: int | None
+    shard_dim: int | None
     kept: Mapping[str, Any]
 
 
-def pieces(sync: DataParallel) -> Iterable[Piece]:
-    """The pieces of a strategy's module that this rank owns, parameter by parameter. ValueError for state that cannot
+def chunks(sync: DataParallel) -> Iterable[Chunk]:
+    """The chunks of a strategy's module that this rank owns, parameter by parameter. ValueError for state that cannot
     be cut."""
     kept = sync.optimizer.state
     # a moment of a parameter without dims has none either: the same key's tensors elsewhere tell it from a scalar
@@ -85,7 +89,7 @@ def pieces(sync: DataParallel) -> Iterable[Piece]:
         }
         value = param.detach().view(-1)[own.window]
         wholes = by_matrix.kept_of(param, own.window) if (by_matrix := _by_matrix(sync)) is not None else {}
-        yield Piece(own.name, own.whole, own.start, value, own.grad, cut_state, own.cut, wholes)
+        yield Chunk(own.name, own.local_shape, own.offset, value, own.grad, cut_state, own.shard_dim, wholes)
 
 
 def _by_matrix(sync: DataParallel) -> StepsOnMatrices | None:
@@ -94,38 +98,38 @@ def _by_matrix(sync: DataParallel) -> StepsOnMatrices | None:
     return optimizer if isinstance(optimizer, StepsOnMatrices) else None
 
 
-def load_pieces(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapping[str, Any]]]) -> None:
-    """Put what was saved in place: (name, start, value [k], state ([k] tensors and scalars)) for each piece.
+def load_chunks(sync: DataParallel, saved: Iterable[tuple[str, int, Tensor, Mapping[str, Any]]]) -> None:
+    """Put what was saved in place: (name, offset, value [k], state ([k] tensors and scalars)) for each chunk.
 
     Elements that other ranks own are left to them. Afterwards the module computes with what was loaded, and gradients
-    of the old weights are dropped. Raises ValueError, before that piece changes anything, for an unknown name, elements
+    of the old weights are dropped. Raises ValueError, before that chunk changes anything, for an unknown name, elements
     outside the parameter, or state of another length."""
     owned = {own.name: own for own in sync.owned()}
     params = {name: p for name, p in sync.module.named_parameters() if p.requires_grad}
-    for name, start, value, state in saved:
+    for name, offset, value, state in saved:
         for key, tensor in state.items():
             if _is_long(tensor) and tensor.shape != value.shape:
                 raise ValueError(f"{name}: {value.numel()} elements, but {key!r} has shape {tuple(tensor.shape)}")
-        end, numel = start + value.numel(), params[name].numel() if name in params else -1
-        if not 0 <= start <= end <= numel:
+        end, numel = offset + value.numel(), params[name].numel() if name in params else -1
+        if not 0 <= offset <= end <= numel:
             size = f"it has {numel}" if name in params else "there is no such parameter that trains"
-            raise ValueError(f"cannot load elements {start} to {end} of {name}: {size}")
+            raise ValueError(f"cannot load elements {offset} to {end} of {name}: {size}")
         if name in owned:
-            _load_piece(sync.optimizer, owned[name], start, value, state)
+            _load_chunk(sync.optimizer, owned[name], offset, value, state)
     if isinstance(sync.optimizer, TakesMasters):
         sync.optimizer.masters_to_params()
     sync.refresh()
 
 
-def _load_piece(
-    optimizer: torch.optim.Optimizer, own: Owned, start: int, value: Tensor, state: Mapping[str, Any]
+def _load_chunk(
+    optimizer: torch.optim.Optimizer, own: Owned, offset: int, value: Tensor, state: Mapping[str, Any]
 ) -> None:
-    low = max(own.start, start)
-    high = min(own.start + own.window.stop - own.window.start, start + value.numel())
+    low = max(own.offset, offset)
+    high = min(own.offset + own.window.stop - own.window.start, offset + value.numel())
     if low >= high:
         return
-    in_value = slice(low - start, high - start)
-    in_param = slice(own.window.start + low - own.start, own.window.start + high - own.start)
+    in_value = slice(low - offset, high - offset)
+    in_param = slice(own.window.start + low - own.offset, own.window.start + high - own.offset)
     param = stepped_on(optimizer, own.param)
     param.detach().view(-1)[in_param] = value[in_value].to(param.device)
     kept = optimizer.state[param] if state else {}
@@ -184,13 +188,13 @@ def save_start(
     for fault in of_all_ranks(error, mesh.world):  # also the barrier: nobody writes before the folder is there
         if fault:
             raise OSError(fault)
-    own_pieces: dict[str, list[Any]] = {}
-    for name, piece in named_pieces(parts):
-        if answers_for(parts[name][0], piece.cut, mesh):
-            own_pieces.setdefault(name, []).append(_packed(piece, mesh))
+    own_chunks: dict[str, list[Any]] = {}
+    for name, chunk in named_chunks(parts):
+        if answers_for(parts[name][0], chunk.shard_dim, mesh):
+            own_chunks.setdefault(name, []).append(_packed(chunk, mesh))
     whole = {"run": run_id, "step": step, "layout": vars(mesh.layout), "optimizer": _optimizer(parts)}
     whole["extra"] = json.loads(json.dumps(dict(extra or {})))  # as it is now: the run goes on and changes it
-    return Saving(final, part, own_pieces, whole, rank, mesh.world.size, keep)
+    return Saving(final, part, own_chunks, whole, rank, mesh.world.size, keep)
 
 
 def latest(run: str | Path) -> Path | None:
@@ -256,11 +260,12 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
     another optimizer's state."""
     whole = check(folder, mesh) if whole is None else whole
     store = _Store(Path(folder), len(whole["files"]))
-    owned = list(named_pieces(parts))
-    now = _shapes_of_all_ranks({name: whole_shape(piece, mesh) for name, piece in owned}, mesh)
-    for name in sorted({*now, *store.shapes}):
-        if now.get(name) != store.shapes.get(name):
-            ours, saved = (f"{shapes[name]}" if name in shapes else "not there" for shapes in (now, store.shapes))
+    owned = list(named_chunks(parts))
+    now = _shapes_of_all_ranks({name: global_shape(chunk, mesh) for name, chunk in owned}, mesh)
+    for name in sorted({*now, *store.global_shapes}):
+        if now.get(name) != store.global_shapes.get(name):
+            sides = (now, store.global_shapes)
+            ours, saved = (f"{shapes[name]}" if name in shapes else "not there" for shapes in sides)
             raise ValueError(f"{folder} is of another model: {name} is {ours} in this one, {saved} in the checkpoint")
     if whole["optimizer"] != _optimizer(parts):
         raise ValueError(
@@ -268,7 +273,7 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
             "the same, or start anew from the weights alone, load_state_dict(state_dict(folder))"
         )
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        load_pieces(sync, (_ours(store, name, piece, mesh) for name, piece in owned if parts[name][0] is sync))
+        load_chunks(sync, (_ours(store, name, chunk, mesh) for name, chunk in owned if parts[name][0] is sync))
     names = {(id(sync), own): name for name, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
         if (by_matrix := _by_matrix(sync)) is not None:
@@ -281,46 +286,48 @@ def load(folder: str | Path, parts: Parts, mesh: Mesh, whole: Mapping[str, Any] 
 def state_dict(folder: str | Path) -> dict[str, Tensor]:
     """The whole model's trained parameters, in one process, as `module.load_state_dict` takes them."""
     store = _Store(Path(folder), len(check(folder)["files"]))
-    return {name: store.whole(name)[0].clone() for name in store.shapes}
+    return {name: store.whole(name)[0].clone() for name in store.global_shapes}
 
 
 class _Store:
-    """The pieces in the files of one folder, mapped into memory and put together on demand."""
+    """The chunks in the files of one folder, mapped into memory and put together on demand."""
 
     def __init__(self, folder: Path, n_files: int):
-        self.pieces_of: dict[str, list[dict[str, Any]]] = {}
+        self.chunks_of: dict[str, list[dict[str, Any]]] = {}
         for rank in range(n_files):
             file = folder / f"rank-{rank}.pt"
             try:
-                held = checkpoint_file.read(file)["pieces"]
+                held = checkpoint_file.read(file)["chunks"]
             except Exception as error:
                 raise Damaged(f"{file} cannot be read ({type(error).__name__}: {error})", folder) from None
-            for name, piece in held.items():
-                self.pieces_of.setdefault(name, []).extend(piece)
-        self.shapes = {name: tuple(held[0]["shape"]) for name, held in self.pieces_of.items()}
-        self.keys = {name: {key for piece in held for key in piece["state"]} for name, held in self.pieces_of.items()}
+            for name, listed in held.items():
+                self.chunks_of.setdefault(name, []).extend(listed)
+        self.global_shapes = {name: tuple(held[0]["global_shape"]) for name, held in self.chunks_of.items()}
+        self.keys = {name: {key for chunk in held for key in chunk["state"]} for name, held in self.chunks_of.items()}
 
     def whole(self, name: str) -> tuple[Tensor, dict[str, Tensor]]:
         """A parameter and its optimizer state, as they were before any cut."""
-        held = self.pieces_of[name]
-        value = self._joined(name, [(piece, piece["value"]) for piece in held])
+        held = self.chunks_of[name]
+        value = self._joined(name, [(chunk, chunk["value"]) for chunk in held])
         state: dict[str, Tensor] = {}
         for key in self.keys[name]:
-            parts = [(piece, piece["state"][key]) for piece in held]
+            parts = [(chunk, chunk["state"][key]) for chunk in held]
             state[key] = self._joined(name, parts) if parts[0][1].dim() else parts[0][1]
         return value, state
 
     def kept(self, name: str) -> dict[str, Any]:
-        """What an optimizer on whole matrices kept of a parameter: one rank has saved it with its piece."""
-        return next((piece["kept"] for piece in self.pieces_of[name] if piece.get("kept")), {})
+        """What an optimizer on whole matrices kept of a parameter: one rank has saved it with its chunk."""
+        return next((chunk["kept"] for chunk in self.chunks_of[name] if chunk.get("kept")), {})
 
     def _joined(self, name: str, parts: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
-        whole = torch.zeros(self.shapes[name], dtype=parts[0][1].dtype)
+        whole = torch.zeros(self.global_shapes[name], dtype=parts[0][1].dtype)
         filled = 0
-        for piece, flat in parts:
-            local = whole if piece["cut"] is None else whole.tensor_split(piece["of"], piece["cut"])[piece["part"]]
+        for chunk, flat in parts:
+            dim, local = chunk["shard_dim"], whole
+            if dim is not None:
+                local = whole.tensor_split(chunk["n_shards"], dim)[chunk["shard_index"]]
             holder = local.contiguous()  # a cut along a later dim is strided and has no flat view
-            holder.view(-1)[piece["start"] : piece["start"] + flat.numel()] = flat
+            holder.view(-1)[chunk["offset"] : chunk["offset"] + flat.numel()] = flat
             local.copy_(holder)
             filled += flat.numel()
         if filled != whole.numel():
@@ -328,23 +335,24 @@ class _Store:
         return whole
 
 
-def named_pieces(parts: Parts) -> Iterable[tuple[str, Piece]]:
-    """The pieces of all strategies that this rank owns, each with the parameter's name in the whole model."""
+def named_chunks(parts: Parts) -> Iterable[tuple[str, Chunk]]:
+    """The chunks of all strategies that this rank owns, each with the parameter's name in the whole model."""
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        for piece in pieces(sync):
-            yield names[id(sync), piece.name], piece
+        for chunk in chunks(sync):
+            yield names[id(sync), chunk.name], chunk
 
 
-def _packed(piece: Piece, mesh: Mesh) -> dict[str, Any]:
+def _packed(chunk: Chunk, mesh: Mesh) -> dict[str, Any]:
     # clone: torch.save writes the whole storage of a window
     state, kept = (
         {key: torch.as_tensor(value).detach().cpu().clone() for key, value in values.items() if value is not None}
-        for values in (piece.state, piece.kept)
+        for values in (chunk.state, chunk.kept)
     )
-    note = {"shape": whole_shape(piece, mesh), "start": piece.start, "cut": piece.cut}
-    value = piece.value.detach().cpu().clone()
-    return {**note, "part": mesh.tp.rank, "of": mesh.tp.size, "value": value, "state": state, "kept": kept}
+    where = {"global_shape": global_shape(chunk, mesh), "offset": chunk.offset, "shard_dim": chunk.shard_dim}
+    value = chunk.value.detach().cpu().clone()
+    shard = {"shard_index": mesh.tp.rank, "n_shards": mesh.tp.size}
+    return {**where, **shard, "value": value, "state": state, "kept": kept}
 
 
 def _optimizer(parts: Parts) -> str:
@@ -352,25 +360,25 @@ def _optimizer(parts: Parts) -> str:
     return type(innermost(sync.optimizer)).__name__
 
 
-def whole_shape(piece: Piece, mesh: Mesh) -> tuple[int, ...]:
+def global_shape(chunk: Chunk, mesh: Mesh) -> tuple[int, ...]:
     """Shape of the whole parameter, before tensor parallelism has cut it."""
-    shape = list(piece.whole)
-    if piece.cut is not None:
-        shape[piece.cut] *= mesh.tp.size
+    shape = list(chunk.local_shape)
+    if chunk.shard_dim is not None:
+        shape[chunk.shard_dim] *= mesh.tp.size
     return tuple(shape)
 
 
-def _cut(whole: Tensor, piece: Piece, mesh: Mesh) -> Tensor:
-    local = whole if piece.cut is None else whole.tensor_split(mesh.tp.size, piece.cut)[mesh.tp.rank]
-    return local.reshape(-1)[piece.start : piece.start + piece.value.numel()]
+def _cut(whole: Tensor, chunk: Chunk, mesh: Mesh) -> Tensor:
+    local = whole if chunk.shard_dim is None else whole.tensor_split(mesh.tp.size, chunk.shard_dim)[mesh.tp.rank]
+    return local.reshape(-1)[chunk.offset : chunk.offset + chunk.value.numel()]
 
 
-def _ours(store: _Store, name: str, piece: Piece, mesh: Mesh) -> tuple[str, int, Tensor, dict[str, Tensor]]:
-    """A piece's name, start, value and state from the files. Called when the piece is needed, so that one whole
+def _ours(store: _Store, name: str, chunk: Chunk, mesh: Mesh) -> tuple[str, int, Tensor, dict[str, Tensor]]:
+    """A chunk's name, offset, value and state from the files. Called when the chunk is needed, so that one whole
     parameter is in memory at a time."""
     value, state = store.whole(name)
-    ours = {key: _cut(kept, piece, mesh) if kept.dim() else kept for key, kept in state.items()}
-    return piece.name, piece.start, _cut(value, piece, mesh), ours
+    ours = {key: _cut(kept, chunk, mesh) if kept.dim() else kept for key, kept in state.items()}
+    return chunk.name, chunk.offset, _cut(value, chunk, mesh), ours
 
 
 def _shapes_of_all_ranks(own_shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, tuple[int, ...]]:

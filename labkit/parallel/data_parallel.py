@@ -35,24 +35,24 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Owned:
-    """The elements of one parameter that this rank owns: `count` of them, from element `start` of the flat parameter.
+    """The elements of one parameter that this rank owns: `count` of them, from element `offset` of the flat parameter.
 
-    name      of the parameter in the strategy's module
-    whole     shape of the whole parameter (under tensor parallelism: of this rank's slice of it)
-    start     the first element that this rank owns
-    param     what the strategy gave to the optimizer: the parameter itself (DDP) or a flat shard with others (ZeRO)
-    window    which elements of the flattened `param` these are
-    grad      [count] their gradient, None before `finish` or for a parameter that has none
-    cut       the dim along which tensor parallelism has cut the parameter, None if it has not
+    name          of the parameter in the strategy's module
+    local_shape   of the parameter on this rank: under tensor parallelism that of its slice, otherwise the global shape
+    offset        the first element that this rank owns, in the flattened `local_shape`
+    param         what the strategy gave to the optimizer: the parameter itself (DDP) or a flat shard with others (ZeRO)
+    window        which elements of the flattened `param` these are
+    grad          [count] their gradient, None before `finish` or for a parameter that has none
+    shard_dim     the dim along which tensor parallelism has cut the parameter, None if it has not
     """
 
     name: str
-    whole: tuple[int, ...]
-    start: int
+    local_shape: tuple[int, ...]
+    offset: int
     param: nn.Parameter
     window: slice
     grad: Tensor | None
-    cut: int | None
+    shard_dim: int | None
 
 
 class DataParallel(Protocol):
@@ -89,10 +89,10 @@ class DataParallel(Protocol):
         """New weights were loaded into what the optimizer steps on: let the module use them, drop the gradients."""
 
 
-def answers_for(sync: DataParallel, cut: int | None, mesh: Mesh) -> bool:
-    """True if this rank counts (or saves) elements that several ranks may hold. `cut` as in `Owned`. Sends nothing."""
+def answers_for(sync: DataParallel, shard_dim: int | None, mesh: Mesh) -> bool:
+    """True if this rank counts (or saves) elements that several ranks may hold: `shard_dim` as in `Owned`."""
     # of copies exactly one rank answers: the first that has the gradients, rank 0 of tp if the parameter is whole
-    return sync.replica == 0 and (cut is not None or mesh.tp.rank == 0)
+    return sync.replica == 0 and (shard_dim is not None or mesh.tp.rank == 0)
 
 
 def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Parameter:
@@ -100,7 +100,7 @@ def stepped_on(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> nn.Para
     return optimizer.masters.get(param, param) if isinstance(optimizer, HasMasters) else param
 
 
-class Watch:
+class GradientWatch:
     """Calls `method(p, *args)` of a strategy whenever a gradient of p is complete, while the strategy is alive."""
 
     def __init__(self, p: nn.Parameter, method: Callable[..., None], *args: Any) -> None:
@@ -130,7 +130,7 @@ def check_arguments(module: nn.Module, group: Group, **options: object) -> None:
     check_options(group, **options)
     for name, p in module.named_parameters():
         for hook in (private("torch.Tensor._post_accumulate_grad_hooks")(p) or {}).values():
-            if isinstance(hook, Watch) and hook.method() is not None:
+            if isinstance(hook, GradientWatch) and hook.method() is not None:
                 raise ValueError(f"{name} belongs to another strategy already: close() that one first")
 
 

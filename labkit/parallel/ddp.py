@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.parallel.bucket import Bucket, InOrder, Reduce, as_on_rank_0, in_buckets
-from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments
-from labkit.plan.contracts import cut_of
+from labkit.parallel.data_parallel import GradientWatch, MakeOptimizer, Owned, check_arguments
+from labkit.plan.contracts import shard_dim_of
 
 
 class DDP:
@@ -80,7 +80,7 @@ class DDP:
             as_on_rank_0(bucket.flat.params, group)
         as_on_rank_0([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()], group)
         self._hooks = [
-            Watch(p, self._arrive, number, k)
+            GradientWatch(p, self._arrive, number, k)
             for number, bucket in enumerate(self.buckets)
             for k, p in enumerate(bucket.flat.params)
         ]
@@ -152,7 +152,7 @@ class DDP:
         for name, p in self.module.named_parameters():
             if p.requires_grad:
                 grad = None if p.grad is None or self._touched else p.grad.view(-1)
-                yield Owned(name, tuple(p.shape), 0, p, slice(0, p.numel()), grad, cut_of(p))
+                yield Owned(name, tuple(p.shape), 0, p, slice(0, p.numel()), grad, shard_dim_of(p))
 
     def refresh(self) -> None:
         """Drop the gradients of the old weights: the module computes with what was loaded already."""

@@ -34,7 +34,7 @@ def grad_norm(syncs: Iterable[DataParallel], mesh: Mesh) -> float:
     squares = torch.zeros(1, dtype=torch.float64, device=device)
     for sync in syncs:
         # a gradient that several ranks hold is added up by one of them only
-        grads = [own.grad for own in sync.owned() if own.grad is not None and answers_for(sync, own.cut, mesh)]
+        grads = [own.grad for own in sync.owned() if own.grad is not None and answers_for(sync, own.shard_dim, mesh)]
         if grads:
             # fp16's squares overflow above 256: widen before squaring
             wide = torch.promote_types(grads[0].dtype, torch.float32)

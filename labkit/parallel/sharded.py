@@ -44,8 +44,8 @@ from torch import Tensor, nn
 from labkit.comm.group import Group, Work
 from labkit.comm.matrix_owners import Piece
 from labkit.parallel.bucket import Flat, InOrder, Named, Pending, as_on_rank_0, in_buckets, sum_dtype
-from labkit.parallel.data_parallel import MakeOptimizer, Owned, Watch, check_arguments, check_state, stepped_on
-from labkit.plan.contracts import StepsOnMatrices, cut_of, group_of, innermost, needs_whole_layers
+from labkit.parallel.data_parallel import GradientWatch, MakeOptimizer, Owned, check_arguments, check_state, stepped_on
+from labkit.plan.contracts import StepsOnMatrices, group_of, innermost, needs_whole_layers, shard_dim_of
 from labkit.plan.partition.owners import runs_of
 
 BUCKET_BYTES = 8 * 2**20
@@ -105,7 +105,7 @@ class Sharded:
             stepped = optimizer.matrices
             optimizer.share([piece for shard in training for piece in self._pieces(shard, stepped)], shards[0].group)
         params = [p for shard in training for p in shard.flat.params]
-        self._hooks += [Watch(p, self._arrive) for p in params]
+        self._hooks += [GradientWatch(p, self._arrive) for p in params]
 
     def _pieces(self, shard: Shard, stepped: Sequence[Tensor]) -> Iterable[Piece]:
         """For an optimizer that steps on whole matrices, if it does so on this shard: who holds what of each."""
@@ -117,7 +117,7 @@ class Sharded:
         for name, p, held in zip(flat.names, flat.params, runs, strict=True):
             yield Piece(
                 master if name in windows else None, windows.get(name, slice(0)), tuple(p.shape), held,
-                cut_of(p),
+                shard_dim_of(p),
             )  # fmt: skip
 
     def _arrive(self, p: Tensor) -> None:
@@ -158,10 +158,10 @@ class Sharded:
         for shard in self.shards:
             if shard.trains:
                 grads = shard.master.grad
-                for name, p, start, at, count in shard.flat.owned(shard.group.rank):
+                for name, p, offset, at, count in shard.flat.owned(shard.group.rank):
                     window = slice(at, at + count)
-                    grad, cut = None if grads is None else grads[window], cut_of(p)
-                    yield Owned(name, tuple(p.shape), start, shard.master, window, grad, cut)
+                    grad = None if grads is None else grads[window]
+                    yield Owned(name, tuple(p.shape), offset, shard.master, window, grad, shard_dim_of(p))
 
     def close(self) -> None:
         """Stop watching the module's gradients; it may be wrapped again."""

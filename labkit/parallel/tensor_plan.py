@@ -43,7 +43,7 @@ from labkit.parallel.sequence import (
 )
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, copy_to, divisors, join
 from labkit.parallel.vocab import VocabParallelEmbedding
-from labkit.plan.contracts import cut_of
+from labkit.plan.contracts import shard_dim_of
 
 GPT_PLAN = MappingProxyType(
     {
@@ -141,8 +141,8 @@ def whole_state(model: nn.Module, group: Group) -> dict[str, Tensor]:
     Sends (n-1)/n of the bytes of every parameter that is cut."""
     state = dict(model.state_dict())
     for name, p in model.named_parameters(remove_duplicate=False):
-        if (cut := cut_of(p)) is not None and group.size > 1:
-            state[name] = join(p.detach(), group, cut)
+        if (shard_dim := shard_dim_of(p)) is not None and group.size > 1:
+            state[name] = join(p.detach(), group, shard_dim)
     return state
 
 

@@ -46,9 +46,9 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh, among
-from labkit.parallel.checkpoints import Parts, named_pieces, of_all_ranks, whole_shape
-from labkit.plan.contracts import cut_of
-from labkit.plan.pocket.resharding import Block, Move, Placement, buffer_bytes, moves, rounds, sent_bytes, wholes
+from labkit.parallel.checkpoints import Parts, global_shape, named_chunks, of_all_ranks
+from labkit.plan.contracts import shard_dim_of
+from labkit.plan.pocket.resharding import Move, Placement, Rectangle, buffer_bytes, moves, rounds, sent_bytes, wholes
 from labkit.plan.words import dtype_name
 
 BUCKET_BYTES = 25 * 2**20
@@ -57,13 +57,14 @@ Held = dict[Placement, Tensor]
 
 
 def offered(parts: Parts, mesh: Mesh, world: Group) -> Held:
-    """What this rank of a trainer has to give: the pieces that its strategies own, whatever they are.
+    """What this rank of a trainer has to give: the chunks that its strategies own, whatever they are.
 
     `parts` is `TrainStep.parts`, `mesh` the trainer's. Windows of what the optimizer steps on: they show every step."""
     held = Held()
-    for name, piece in named_pieces(parts):
-        where = (whole_shape(piece, mesh), piece.cut, mesh.tp.rank, mesh.tp.size, piece.start, piece.value.numel())
-        held[Placement(world.rank, name, *where, dtype_name(piece.value.dtype))] = piece.value
+    for name, chunk in named_chunks(parts):
+        shard = (global_shape(chunk, mesh), chunk.shard_dim, mesh.tp.rank, mesh.tp.size)
+        where = (*shard, chunk.offset, chunk.value.numel())
+        held[Placement(world.rank, name, *where, dtype_name(chunk.value.dtype))] = chunk.value
     return held
 
 
@@ -76,11 +77,11 @@ def wanted(model: nn.Module, mesh: Mesh, world: Group, names: Mapping[str, str] 
     for own, p in model.named_parameters():
         if not p.is_contiguous():
             raise ValueError(f"{own} has strides {p.stride()}: make it contiguous, p.data = p.data.contiguous()")
-        cut, shape = cut_of(p), list(p.shape)
-        if cut is not None:
-            shape[cut] *= mesh.tp.size
+        shard_dim, shape = shard_dim_of(p), list(p.shape)
+        if shard_dim is not None:
+            shape[shard_dim] *= mesh.tp.size
         name = own if names is None else names[own]
-        where = (tuple(shape), cut, mesh.tp.rank, mesh.tp.size, 0, p.numel())
+        where = (tuple(shape), shard_dim, mesh.tp.rank, mesh.tp.size, 0, p.numel())
         held[Placement(world.rank, name, *where, dtype_name(p.dtype))] = p.detach().view(-1)
     return held
 
@@ -213,9 +214,9 @@ def travel(some: Iterable[Move], held: Held, rooms: Held, world: Group) -> None:
         window(move.target, rooms[move.target], move.block).copy_(part)
 
 
-def window(place: Placement, flat: Tensor, block: Block) -> Tensor:
+def window(place: Placement, flat: Tensor, block: Rectangle) -> Tensor:
     """A block of a place's elements as a matrix that shares memory with them.   [numel] -> [rows, columns]"""
-    begin, width = place.offset(block)
+    begin, width = place.begin_and_stride(block)
     size = (block.bottom - block.top, block.right - block.left)
     return flat.as_strided(size, (width, 1), flat.storage_offset() + begin)
 

@@ -1,6 +1,6 @@
 """ZeRO-3: each rank keeps 1/n of the weights too, and borrows the rest one unit (a layer) at a time.
 
-Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `Record` of one
+Long because no part can be understood alone: the hooks decide when, a `Unit` holds what, and the `UnitOrder` of one
 step tells the next what to prefetch.
 
     forward      unshard 0 | compute 0 | reshard 0 | compute 1 | reshard 1 | compute 2 | reshard 2
@@ -106,7 +106,7 @@ class ZeRO3(Sharded):
         entries = assign(module, default_units(module) if units is None else units)
         self.prefetch, self.keep, self.reshard = prefetch, keep, reshard
         self.compute_dtype, self.reduce_dtype, self.codec = compute_dtype, reduce_dtype, codec
-        self.record = Record()
+        self.record = UnitOrder()
         self._leaving: Unit | None = None
         self._backward_began = self._summoned = False
         self.units: list[Unit] = []
@@ -373,7 +373,7 @@ class Unit:
         self.works = []
 
 
-class Record:
+class UnitOrder:
     """The order in which units were needed in the last step: what to prefetch, and what to keep.
 
     One step of three units, forward and backward:      0 1 2 2 1 0

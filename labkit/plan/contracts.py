@@ -4,7 +4,7 @@
 what is promised here. Beside each promise stands who keeps it.
 
     on a parameter
-      cut_of(p)           the dim along which tensor parallelism has cut it            set by parallel.tensor
+      shard_dim_of(p)     the dim along which tensor parallelism has cut it            set by parallel.tensor
       group_of(p)         what its optimizer does with it                              set by train.groups
     of an optimizer
       Wraps               another optimizer, `inner`, makes the step                   train.precision, train.offload
@@ -31,10 +31,10 @@ from typing import Any, Protocol, runtime_checkable
 # -- marks on parameters -----------------------------------------------------------------------------------------------
 
 
-def cut_of(p: Any) -> int | None:
+def shard_dim_of(p: Any) -> int | None:
     """The dim along which tensor parallelism has cut the parameter; None if it is whole on each rank."""
-    cut: int | None = getattr(p, "shard_dim", None)
-    return cut
+    shard_dim: int | None = getattr(p, "shard_dim", None)
+    return shard_dim
 
 
 def group_of(p: Any) -> Any:

@@ -44,7 +44,7 @@ from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.probe.own_calls import OwnCalls
 from labkit.probe.recording import Recording, Shares, bubble_share, overlap_share
-from labkit.probe.rows import RankTimeline, Span
+from labkit.probe.rows import ProgramSpan, RankTimeline
 from labkit.probe.verb_listener import VerbListener
 from labkit.probe.watched import WatchedModule
 
@@ -75,7 +75,7 @@ class Clock:
         if self._listener is not None:
             raise ValueError("this clock is running already: leave it first, or make a second one")
         self._offset = (0.0, 0.0) if self.group is None else clock_offset(self.group, self.rounds)
-        self._spans: list[Span] = []
+        self._spans: list[ProgramSpan] = []
         self._events: list[tuple[str, Any, Any]] = []
         self._received = self._ledger.received.copy()
         if self._cuda:
@@ -122,7 +122,7 @@ class Clock:
             if events:
                 events[1].record()
                 self._events.append((name, events[0], events[1]))
-            spans.append(Span(name, t0, time.perf_counter()))
+            spans.append(ProgramSpan(name, t0, time.perf_counter()))
 
     def watch(self, module: nn.Module, name: str = "", depth: int = 1) -> None:
         """Record a span for every forward and backward of `module` and of the parts in it, until the clock is left.
@@ -152,7 +152,7 @@ class Clock:
         """Write this rank's trace (all ranks': `Recording.of(...).to_perfetto(path)`), and return its path."""
         return self.recording.to_perfetto(path)
 
-    def _passed(self, span: Span) -> bool:
+    def _passed(self, span: ProgramSpan) -> bool:
         """Keep a watched module's span if it ran under this clock while the clock ran. Returns True if it did."""
         ours = self._listener is not None and self._own.here()
         if ours and span.t1 > span.t0:
@@ -172,7 +172,7 @@ class Clock:
         came = {rank: n - self._received[rank] for rank, n in ledger.received.items()}
         backward = [span for watched in self._watched for span in watched.backward_spans()]
         device = [
-            Span(name, self._on_device(start), self._on_device(stop), "gpu")
+            ProgramSpan(name, self._on_device(start), self._on_device(stop), "gpu")
             for name, start, stop in self._events
             if stop.query()
         ]

@@ -25,7 +25,7 @@ from labkit.comm.group import Group
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
-class Event(NamedTuple):
+class MessageEnd(NamedTuple):
     """One rank's end of a message. `value` is the first number of the payload, nan if it is empty."""
 
     kind: str
@@ -36,13 +36,13 @@ class Event(NamedTuple):
     t: float
 
 
-class Recording(NamedTuple):
+class CollectiveRecording(NamedTuple):
     """One rank's end of a collective: the first number of each of its chunks before and after (nan where it holds none,
     () where the result is not cut that way), its events in order, and how exact its numbers are."""
 
     rank: int
     before: tuple[float, ...]
-    events: tuple[Event, ...]
+    events: tuple[MessageEnd, ...]
     after: tuple[float, ...] = ()
     verb: str = "all_reduce"
     op: str = "sum"
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
     origins: tuple[int, ...]
 
 
-class Message(NamedTuple):
+class ChunkMessage(NamedTuple):
     """A message of the film: chunk `chunk`, from `source` to `to`, between t0 and t1 (seconds, one clock)."""
 
     source: int
@@ -78,7 +78,7 @@ class Film:
     name: str
     n_ranks: int
     n_chunks: int
-    steps: tuple[tuple[Message, ...], ...]
+    steps: tuple[tuple[ChunkMessage, ...], ...]
     states: tuple[tuple[tuple[Cell, ...], ...], ...]
 
     @property
@@ -87,7 +87,7 @@ class Film:
         return sum(message.n_bytes for step in self.steps for message in step)
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording], name: str = "") -> Film:
+    def of(cls, recordings: Sequence[CollectiveRecording], name: str = "") -> Film:
         """Put the recordings of all ranks together. ValueError if a rank is missing, a message has only one end, or a
         rank sends or ends with a number that is not the one it must hold."""
         by_rank = {recording.rank: recording for recording in recordings}
@@ -122,7 +122,7 @@ class Film:
 
 def record(
     collective: Callable[..., Tensor], x: Tensor, group: Group, verb: str = "", n_chunks: int = 0, **options: Any
-) -> tuple[Tensor, Recording]:
+) -> tuple[Tensor, CollectiveRecording]:
     """Run `collective(x, group)` on this rank and keep its end of every message. Returns (result, recording).
 
     The tag of a message is the number of its chunk, as in labkit's ring; if all tags are 0 the tensor moves as one.
@@ -130,11 +130,11 @@ def record(
     star's reduce_scatter and all_gather, whose messages hold several chunks at a time."""
     name = getattr(collective, "__name__", "")
     verb = verb or next((candidate for candidate in VERBS if candidate in name), "all_reduce")
-    seen: list[Event] = []
+    seen: list[MessageEnd] = []
 
     def tap(kind: str, peer: int, tag: int, payload: Tensor) -> None:
         n_bytes = payload.nbytes
-        seen.append(Event(kind, group.ranks.index(peer), tag, n_bytes, _first(payload), time.monotonic()))
+        seen.append(MessageEnd(kind, group.ranks.index(peer), tag, n_bytes, _first(payload), time.monotonic()))
 
     result = collective(x, group.tapped(tap), **options)
     n_chunks = n_chunks or (group.size if any(event.chunk for event in seen) else 1)
@@ -154,21 +154,21 @@ def record(
             tuple(alone) if verb == "reduce_scatter" else tuple(map(_first, result.reshape(-1).tensor_split(n_chunks)))
         )
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 1e-15
-    return result, Recording(group.rank, before, events, after, verb, str(options.get("op", "sum")), eps)
+    return result, CollectiveRecording(group.rank, before, events, after, verb, str(options.get("op", "sum")), eps)
 
 
 def _first(x: Tensor) -> float:
     return float(x.reshape(-1)[0]) if x.numel() else math.nan
 
 
-def _start(recording: Recording) -> list[Cell]:
+def _start(recording: CollectiveRecording) -> list[Cell]:
     absent = (lambda chunk: chunk != recording.rank) if recording.verb == "all_gather" else (lambda chunk: False)
     return [Cell(value, () if absent(chunk) else (recording.rank,)) for chunk, value in enumerate(recording.before)]
 
 
-def _pair(by_rank: Mapping[int, Recording]) -> dict[tuple[int, int], tuple[Message, int]]:
+def _pair(by_rank: Mapping[int, CollectiveRecording]) -> dict[tuple[int, int], tuple[ChunkMessage, int]]:
     """(receiver, place of its event) -> the message, and the place of the sender's event in its own order."""
-    sent: dict[tuple[int, int, int], deque[tuple[Event, int]]] = defaultdict(deque)
+    sent: dict[tuple[int, int, int], deque[tuple[MessageEnd, int]]] = defaultdict(deque)
     for rank, recording in by_rank.items():
         for place, event in enumerate(recording.events):
             if event.kind == "send":
@@ -183,14 +183,14 @@ def _pair(by_rank: Mapping[int, Recording]) -> dict[tuple[int, int], tuple[Messa
                         f"rank {rank} received chunk {event.chunk} from {event.peer}, which did not send it"
                     )
                 start, started = queue.popleft()
-                message = Message(event.peer, rank, event.chunk, event.n_bytes, start.value, start.t, event.t)
+                message = ChunkMessage(event.peer, rank, event.chunk, event.n_bytes, start.value, start.t, event.t)
                 pairs[rank, place] = (message, started)
     if left := [key for key, queue in sent.items() if queue]:
         raise ValueError(f"messages were sent and never received: (source, to, chunk) {left}")
     return pairs
 
 
-def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Message]]:
+def _steps(pairs: Mapping[tuple[int, int], tuple[ChunkMessage, int]]) -> list[list[ChunkMessage]]:
     """Each message goes into the first step in which its sender has everything that it had received before it sent,
     and in which neither end is busy. Every rank's events are walked through in their own order."""
     arrives = {(message.source, started): end for end, (message, started) in pairs.items()}
@@ -200,7 +200,7 @@ def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Me
     leaves: dict[tuple[int, int], int] = {}  # (receiver, place) -> the first step in which the message can travel
     sending: dict[int, int] = defaultdict(lambda: -1)  # rank -> the last step in which it sent
     taking: dict[int, int] = defaultdict(lambda: -1)
-    steps: dict[int, list[Message]] = defaultdict(list)
+    steps: dict[int, list[ChunkMessage]] = defaultdict(list)
     at = dict.fromkeys(walk, 0)
     while any(at[rank] < len(walk[rank]) for rank in walk):
         moved = False
@@ -222,7 +222,7 @@ def _steps(pairs: Mapping[tuple[int, int], tuple[Message, int]]) -> list[list[Me
     return [sorted(steps[k]) for k in sorted(steps)]
 
 
-def _receive(own: Cell, sent: Cell, recording: Recording) -> Cell:
+def _receive(own: Cell, sent: Cell, recording: CollectiveRecording) -> Cell:
     """The cell of a rank after a message: both combined (sum, max or min), or the one that came if they overlap."""
     if not own.origins or recording.verb == "broadcast" or set(own.origins) & set(sent.origins):
         return sent
@@ -230,7 +230,7 @@ def _receive(own: Cell, sent: Cell, recording: Recording) -> Cell:
     return Cell(joined(own.value, sent.value), tuple(sorted({*own.origins, *sent.origins})))
 
 
-def _agreed(cell: Cell, value: float, report: Recording, n_ranks: int, did: str) -> Cell:
+def _agreed(cell: Cell, value: float, report: CollectiveRecording, n_ranks: int, did: str) -> Cell:
     """The cell with the number that was really seen; ValueError if it cannot be the one that the film expects."""
     if value == cell.value or (math.isnan(value) and math.isnan(cell.value)):
         return cell

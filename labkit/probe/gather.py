@@ -43,7 +43,7 @@ class Change(NamedTuple):
     phase: str = ""
 
 
-class Stretch(NamedTuple):
+class StateSpan(NamedTuple):
     """A unit was in one state from t0 to t1."""
 
     t0: float
@@ -70,7 +70,7 @@ class GatherFilm:
     seconds: float
 
     @cached_property
-    def lanes(self) -> tuple[tuple[Stretch, ...], ...]:
+    def lanes(self) -> tuple[tuple[StateSpan, ...], ...]:
         """For each unit its states from 0 to the end, one after another."""
         return tuple(self._lane(unit) for unit in range(len(self.names)))
 
@@ -79,13 +79,13 @@ class GatherFilm:
         """0, and the time of every change: where the film stops when it is stepped through."""
         return (0.0, *(change.t for change in self.changes))
 
-    def states(self, moment: int) -> tuple[Stretch, ...]:
+    def states(self, moment: int) -> tuple[StateSpan, ...]:
         """The state of each unit after the first `moment` changes. ValueError for a moment that is not there."""
         if not 0 <= moment <= len(self.changes):
             raise ValueError(f"the film has moments 0 to {len(self.changes)}, not {moment}")
-        now = [Stretch(0.0, 0.0, SHARDED) for _ in self.names]
+        now = [StateSpan(0.0, 0.0, SHARDED) for _ in self.names]
         for change in self.changes[:moment]:
-            now[change.unit] = Stretch(change.t, change.t, change.state, change.phase)
+            now[change.unit] = StateSpan(change.t, change.t, change.state, change.phase)
         return tuple(now)
 
     def bytes_at(self, moment: int) -> tuple[int, ...]:
@@ -115,10 +115,10 @@ class GatherFilm:
             size for size, now in zip(self.sizes, self.states(moment), strict=True) if now.state in (COMING, WHOLE)
         )
 
-    def _lane(self, unit: int) -> tuple[Stretch, ...]:
+    def _lane(self, unit: int) -> tuple[StateSpan, ...]:
         marks = [Change(0.0, unit, SHARDED), *(change for change in self.changes if change.unit == unit)]
         ends = [*(mark.t for mark in marks[1:]), self.seconds]
-        return tuple(Stretch(m.t, end, m.state, m.phase) for m, end in zip(marks, ends, strict=True) if end > m.t)
+        return tuple(StateSpan(m.t, end, m.state, m.phase) for m, end in zip(marks, ends, strict=True) if end > m.t)
 
 
 class Gathering(Protocol):

@@ -36,7 +36,7 @@ from labkit.probe.peak import matmul_flops
 DTYPES = (("fp32", torch.float32), ("fp64", torch.float64), ("bf16", torch.bfloat16), ("fp16", torch.float16))
 
 
-class Sizes(NamedTuple):
+class MeasurementSizes(NamedTuple):
     """How much is measured on a kind of device: what is far larger than its caches, and long against a launch.
 
     product, doubles      sides of the matrices that are multiplied, and of those in fp64
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     link_bytes: Sequence[int]
 
 
-def sizes_of(device: str, free_bytes: int) -> Sizes:
+def sizes_of(device: str, free_bytes: int) -> MeasurementSizes:
     """Those for a device such as "cuda:1" or "cpu" with so many bytes free for each rank.
 
     Memory takes a quarter of these at most. The largest caches of GPUs are of 50 to 130 MB (H100, B200). A T4 takes 20
@@ -60,8 +60,8 @@ def sizes_of(device: str, free_bytes: int) -> Sizes:
     some 5 us for a launch."""
     if torch.device(device).type == "cuda":
         room = 1 << max(20, min(30, (free_bytes // 8).bit_length() - 1))
-        return Sizes(4096, 1024, room, 4, 200, (2**10, 2**16, min(2**22, room // 2), min(2**26, room)))
-    return Sizes(512, 512, 16_000_000, 1, 1, (64, 2**16, 2**20, 2**22))
+        return MeasurementSizes(4096, 1024, room, 4, 200, (2**10, 2**16, min(2**22, room // 2), min(2**26, room)))
+    return MeasurementSizes(512, 512, 16_000_000, 1, 1, (64, 2**16, 2**20, 2**22))
 
 
 def measure_hardware(group: Group, size: int | None = None, repeats: int = 8) -> Hardware:

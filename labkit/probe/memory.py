@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 from labkit.comm.private import private
 from labkit.plan.breakdown import KINDS, Breakdown
-from labkit.probe.owners import ACTIVATIONS, OTHER, Owners, Saved, held_bytes, walk, would_have_been
-from labkit.probe.storages import LiveStorage, Moment, Storages, breakdown
+from labkit.probe.owners import ACTIVATIONS, OTHER, Saved, TensorOwners, held_bytes, walk, would_have_been
+from labkit.probe.storages import LiveStorage, MemorySample, Storages, breakdown
 from labkit.probe.tracker import (
     ModuleTracker,
     Operators,
@@ -54,7 +54,7 @@ from labkit.probe.tracker import (
     tensors_in,
 )
 
-__all__ = ("Allocator", "Holder", "MemoryProbe", "Moment", "Saved", "VirtualOutOfMemory")
+__all__ = ("Allocator", "Holder", "MemoryProbe", "MemorySample", "Saved", "VirtualOutOfMemory")
 
 
 class MemoryProbe:
@@ -76,7 +76,7 @@ class MemoryProbe:
         self.cap_bytes = cap_bytes
         self._mode = Operators(self._after_operator)
         self._modules = ModuleTracker(self._mode.heard_here, self._called)
-        self._owners = Owners(self._storages, self._modules, self._mode)
+        self._owners = TensorOwners(self._storages, self._modules, self._mode)
         self._ends: deque[weakref.ref[Tensor]] = deque(maxlen=64)
         self._saved: tuple[Saved, ...] = ()
         self._fields: dict[type, tuple[str, ...]] = {}
@@ -158,7 +158,7 @@ class MemoryProbe:
         return breakdown(self._storages.history.read().peak)
 
     @property
-    def timeline(self) -> tuple[Moment, ...]:
+    def timeline(self) -> tuple[MemorySample, ...]:
         """The bytes by kind after each birth, death and change of size (of long runs the older part is thinned)."""
         self._look()
         return tuple(self._storages.history.read().moments)

@@ -82,7 +82,7 @@ AFTER_STEP = Listeners(register_optimizer_step_post_hook)
 NEW_PARAMETER = Listeners(register_module_parameter_registration_hook)
 
 
-class Owners:
+class TensorOwners:
     """The modules and optimizers that own tensors, and the hooks through which new ones become known."""
 
     def __init__(self, storages: Storages, modules: ModuleTracker, mode: Operators) -> None:

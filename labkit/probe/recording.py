@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from labkit.probe import trace
 from labkit.probe.intervals import common, seconds
-from labkit.probe.rows import Message, Parts, RankTimeline, messages, parts
+from labkit.probe.rows import MatchedMessage, Parts, RankTimeline, messages, parts
 
 
 class Shares(NamedTuple):
@@ -94,7 +94,7 @@ class Recording:
         return max(row.end for row in self.rows) - min(row.begin for row in self.rows)
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[MatchedMessage, ...]:
         """Every message of which both ends are in the recording."""
         return tuple(messages(self.rows))
 

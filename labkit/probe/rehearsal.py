@@ -34,7 +34,7 @@ from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.plan.breakdown import REHEARSED, Breakdown, Comparison
 from labkit.probe.fake_reads import Fake
-from labkit.probe.memory import Holder, MemoryProbe, Moment, Saved
+from labkit.probe.memory import Holder, MemoryProbe, MemorySample, Saved
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Rehearsal:
     seconds: float
     n_ranks: int
     rank: int
-    timeline: tuple[Moment, ...] = field(repr=False)
+    timeline: tuple[MemorySample, ...] = field(repr=False)
     modules: Mapping[tuple[str, str], Breakdown] = field(repr=False)
     saved: tuple[Saved, ...] = field(repr=False)
     largest: tuple[Holder, ...] = field(repr=False)

@@ -27,7 +27,7 @@ from labkit.comm.ledger import Transfer
 from labkit.probe.intervals import Interval, common, union, without
 
 
-class Span(NamedTuple):
+class ProgramSpan(NamedTuple):
     """A named piece of a rank's program, in seconds. `phase` is "" for your own, "forward", "backward" or "recompute"
     for a watched module, "gpu" for the time between two events on the device."""
 
@@ -37,7 +37,7 @@ class Span(NamedTuple):
     phase: str = ""
 
 
-class Entry(NamedTuple):
+class OperationSpan(NamedTuple):
     """A rank was in a verb from t0 to t1: the start of an asynchronous one and the wait for it are two entries of one
     `call`. `peer` is a global rank, None for a collective; `blocks` if the main thread was in it, in no verb around it,
     and not just starting it; `inside` if a swapped-in collective called it; `number` is the place of its transfer, -1
@@ -68,8 +68,8 @@ class RankTimeline(NamedTuple):
     rank: int
     begin: float
     end: float
-    spans: tuple[Span, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    spans: tuple[ProgramSpan, ...] = ()
+    entries: tuple[OperationSpan, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     offset_s: float = 0.0
     error_s: float = 0.0
@@ -89,7 +89,7 @@ class RankTimeline(NamedTuple):
         )
 
 
-class Message(NamedTuple):
+class MatchedMessage(NamedTuple):
     """Both ends of a message: handed over at t0, known to be through at t1; the receiver began to wait at `came` and
     had it at `left`. `number` is the sender's transfer, `call` the receiver's call."""
 
@@ -126,7 +126,7 @@ class Parts(NamedTuple):
 # -- who met whom ------------------------------------------------------------------------------------------------------
 
 
-def messages(rows: Sequence[RankTimeline]) -> list[Message]:
+def messages(rows: Sequence[RankTimeline]) -> list[MatchedMessage]:
     """Every message of which the recording has both ends. Sends and receives of one sender, receiver, axis and tag are
     paired in order.
 
@@ -164,15 +164,15 @@ def messages(rows: Sequence[RankTimeline]) -> list[Message]:
             t0 = min(transfer.t0, left)
             t1 = max(t0, min(left, transfer.t1) if transfer.t1 > transfer.t0 else left)
             header = (*pair, transfer.axis, transfer.tag, transfer.n_bytes, first.inside)
-            paired.append(Message(*header, t0, t1, first.t0, left, number, first.call))
+            paired.append(MatchedMessage(*header, t0, t1, first.t0, left, number, first.call))
     return paired
 
 
-def parts(rows: Sequence[RankTimeline], met: Sequence[Message]) -> dict[int, Parts]:
+def parts(rows: Sequence[RankTimeline], met: Sequence[MatchedMessage]) -> dict[int, Parts]:
     """rank -> compute, exposed, bubble and wire, as the head of this file defines them. `met` are `messages(rows)`."""
     window = min(row.begin for row in rows), max(row.end for row in rows)
     sent = {(message.source, message.number): message for message in met}
-    coming: dict[int, list[Message]] = defaultdict(list)
+    coming: dict[int, list[MatchedMessage]] = defaultdict(list)
     for incoming in met:
         coming[incoming.to].append(incoming)
     last_came, by_rank = _last_to_come(rows), {}
@@ -204,7 +204,7 @@ def parts(rows: Sequence[RankTimeline], met: Sequence[Message]) -> dict[int, Par
     return by_rank
 
 
-def _calls(row: RankTimeline) -> Iterator[tuple[Entry, float]]:
+def _calls(row: RankTimeline) -> Iterator[tuple[OperationSpan, float]]:
     """The first entry of each call, in order, and when its last one ended."""
     ends = {entry.call: entry.t1 for entry in row.entries}
     seen: set[int] = set()
@@ -235,7 +235,7 @@ def _sends_by_end(row: RankTimeline) -> dict[tuple[object, ...], list[tuple[floa
     return {key: sorted(ends) for key, ends in sends.items()}
 
 
-def _send_of(entry: Entry, sends: dict[tuple[object, ...], list[tuple[float, int]]]) -> int:
+def _send_of(entry: OperationSpan, sends: dict[tuple[object, ...], list[tuple[float, int]]]) -> int:
     """The transfer that a wait for a send ended: the ledger closes it just after the wait."""
     ended = sends.get((entry.peer, entry.axis, entry.tag), [])
     place = bisect_left(ended, (entry.t1, -1))

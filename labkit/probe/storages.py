@@ -66,7 +66,7 @@ class LiveStorage:
         return self.certainty > certainty or (self.certainty == certainty and self.kind == kind)
 
 
-class Moment(NamedTuple):
+class MemorySample(NamedTuple):
     """The live bytes at one moment: `t` seconds since the probe was made, `bytes` in the order of KINDS.
 
     `phase` and `module` say where the storage was made that made the difference, "" when one died."""
@@ -136,7 +136,7 @@ class _Replay:
         self.bytes = [0] * len(KINDS)
         self.peak: tuple[int, ...] = tuple(self.bytes)
         self.modules: dict[Where, tuple[int, ...]] = {}
-        self.moments: list[Moment] = []
+        self.moments: list[MemorySample] = []
 
     def play(self, log: Iterable[Event]) -> None:
         total, highest = sum(self.bytes), sum(self.peak)
@@ -146,7 +146,7 @@ class _Replay:
             total += change
             now = tuple(self.bytes)
             phase, module = where or ("", "")
-            self.moments.append(Moment(t, phase, module, now))
+            self.moments.append(MemorySample(t, phase, module, now))
             if total > highest:
                 highest, self.peak = total, now
             for place in _places_of(phase, module):

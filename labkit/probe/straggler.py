@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.comm.ledger import Call
+from labkit.comm.ledger import PendingOperation
 from labkit.probe.own_calls import OwnCalls
 
 SLOW = 1.5
@@ -50,7 +50,7 @@ class OwnTime:
         self.ledger.witness = self._inner
         self._own.__exit__()
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: PendingOperation) -> None:
         """A wait begins. Waits inside of others count once, and those of other threads not at all,
         but for autograd's, in which the backward of a GPU waits."""
         if self._inner is not None:
@@ -60,7 +60,7 @@ class OwnTime:
             if self._depth == 1:
                 self._since = time.perf_counter()
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: PendingOperation) -> None:
         """A wait ends."""
         if self._own.here() and self._depth:
             self._depth -= 1

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.probe.rows import Message, Parts, RankTimeline
+from labkit.probe.rows import MatchedMessage, Parts, RankTimeline
 
 LANES = ("spans", "compute", "waiting", "communication", "receiving", "device")
 """The kinds of lanes of a rank, from the top; the k-th lane of the i-th kind is thread 1000 i + k."""
@@ -39,7 +39,7 @@ class Slice(NamedTuple):
 
 
 def trace_events(
-    rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[Message]
+    rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[MatchedMessage]
 ) -> list[dict[str, Any]]:
     """The events of a trace, names first, then bars and arrows in the order of time. The first rank's begin is 0."""
     origin = min(row.begin for row in rows)
@@ -64,7 +64,9 @@ def trace_events(
     return [*names, *sorted(bars, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
 
 
-def write(path: str | Path, rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[Message]) -> Path:
+def write(
+    path: str | Path, rows: Sequence[RankTimeline], parts: Mapping[int, Parts], met: Sequence[MatchedMessage]
+) -> Path:
     """Write the trace to `path` and return it. OSError if that cannot be written."""
     path = Path(path)
     offsets = {f"rank {row.rank}": f"{row.offset_s:+.6f} s, give or take {row.error_s:.6f} s" for row in rows}
@@ -149,7 +151,7 @@ def _lanes(slices: Iterable[Slice], kind: str) -> list[list[Slice]]:
     return lanes
 
 
-def _arrows(met: Sequence[Message], places: Mapping[Place, tuple[int, Slice]]) -> Iterator[dict[str, Any]]:
+def _arrows(met: Sequence[MatchedMessage], places: Mapping[Place, tuple[int, Slice]]) -> Iterator[dict[str, Any]]:
     """An arrow for each message, from the begin of its send to the end of its receive, each within a bar."""
     for number, message in enumerate(met):
         sender, start = places[message.source, "send", message.number]

@@ -13,15 +13,15 @@ import time
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
-from labkit.comm.ledger import Call, Ledger
+from labkit.comm.ledger import Ledger, PendingOperation
 from labkit.probe.own_calls import OwnCalls
-from labkit.probe.rows import Entry
+from labkit.probe.rows import OperationSpan
 
 
 class Open(NamedTuple):
     """A verb that has been entered and not left. `guess` is the number of its transfer in the ledger, or -1."""
 
-    call: Call
+    call: PendingOperation
     t0: float
     blocks: bool
     inside: bool
@@ -39,11 +39,11 @@ class VerbListener:
         self.deaf = False
         self._own = own
         self._open: dict[int, list[Open]] = defaultdict(list)  # by thread: calls lie in one another there
-        self._entries: list[Entry] = []
-        self._kept: list[Call] = []  # kept, so that no two have the same id
+        self._entries: list[OperationSpan] = []
+        self._kept: list[PendingOperation] = []  # kept, so that no two have the same id
         self._numbers: dict[int, int] = {}
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: PendingOperation) -> None:
         """Pass it on, since the other may refuse the call; then note the time."""
         if self.inner is not None:
             self.inner.enter(call)
@@ -60,7 +60,7 @@ class VerbListener:
         inside = bool(within) if call.peer is not None else bool(around)
         around.append(Open(call, time.perf_counter(), self._own.here() and not around, inside, guess))
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: PendingOperation) -> None:
         """Note the time, then pass it on."""
         t1 = time.perf_counter()
         if self.inner is not None:
@@ -77,7 +77,7 @@ class VerbListener:
         if track is not None:
             track(done, total)
 
-    def read(self, end: float) -> tuple[Entry, ...]:
+    def read(self, end: float) -> tuple[OperationSpan, ...]:
         """The entries so far, ordered by begin; those that are still open end at `end`."""
         unfinished = [self._entry(verb, end) for around in self._open.values() for verb in around]
         return tuple(sorted((*self._entries, *unfinished), key=lambda entry: (entry.t0, -entry.t1)))
@@ -87,7 +87,7 @@ class VerbListener:
         calls = {entry.call: entry.peer for entry in self._entries if entry.verb == "recv"}
         return Counter(peer for peer in calls.values() if peer is not None)
 
-    def _entry(self, verb: Open, t1: float) -> Entry:
+    def _entry(self, verb: Open, t1: float) -> OperationSpan:
         call, number = verb.call, verb.guess
         written = self.transfers[number] if 0 <= number < len(self.transfers) else None
         if written is None or written.verb != call.verb:  # a wait has no transfer of its own
@@ -96,4 +96,4 @@ class VerbListener:
         peer = None if call.peer is None else call.ranks[call.peer]
         place = (call.verb, call.axis, call.ranks, peer, call.tag, call.seq)
         blocks, number = verb.blocks and not starts, max(-1, number - self.first)
-        return Entry(self._numbers[id(call)], *place, verb.t0, t1, blocks, verb.inside, number)
+        return OperationSpan(self._numbers[id(call)], *place, verb.t0, t1, blocks, verb.inside, number)

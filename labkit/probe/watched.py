@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.probe.rows import Span
+from labkit.probe.rows import ProgramSpan
 from labkit.probe.tracker import graph_task
 
 
@@ -39,7 +39,7 @@ class Backward:
 class WatchedModule:
     """The hooks on a module and its parts, until `let_go`."""
 
-    def __init__(self, module: nn.Module, name: str, depth: int, keep: Callable[[Span], bool]) -> None:
+    def __init__(self, module: nn.Module, name: str, depth: int, keep: Callable[[ProgramSpan], bool]) -> None:
         """Watch `module` and `depth` levels below it; `keep` takes a forward's span and returns True if it counts."""
         self._keep = keep
         self._handles: list[Any] = []
@@ -48,10 +48,10 @@ class WatchedModule:
         for path, part in _levels(module, name, depth):
             self._watch(part, path or type(module).__name__)
 
-    def backward_spans(self) -> list[Span]:
+    def backward_spans(self) -> list[ProgramSpan]:
         """The spans of all backwards so far."""
         return [
-            Span(name, backward.t0, backward.t1, "backward")
+            ProgramSpan(name, backward.t0, backward.t1, "backward")
             for name, backward in self._backwards
             if backward.t1 > backward.t0
         ]
@@ -72,7 +72,10 @@ class WatchedModule:
         def after(_: nn.Module, inputs: Any, output: Any) -> None:
             (t0, backward), t1 = self._inside.pop(), time.perf_counter()
             recomputing = graph_task() != -1
-            if self._keep(Span(name, t0, t1, "recompute" if recomputing else "forward")) and torch.is_grad_enabled():
+            if (
+                self._keep(ProgramSpan(name, t0, t1, "recompute" if recomputing else "forward"))
+                and torch.is_grad_enabled()
+            ):
                 self._backwards.append((name, backward))
                 self._expect(backward, list(_wanting(inputs)), list(_wanting(output)), newest)
 

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from labkit.comm.private import private
 from labkit.plan.words import dtype_name
-from labkit.train.explore import Table
+from labkit.train.explore import TextTable
 
 TorchDispatchMode: Any = private("torch.utils._python_dispatch.TorchDispatchMode")
 tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
@@ -83,7 +83,7 @@ class AutocastReport:
         """The rows that autocast changed."""
         return tuple(row for row in self.ops if row.changed)
 
-    def _table(self) -> Table:
+    def _table(self) -> TextTable:
         head = ("op", "calls", "given", "computed in", "gives", "without autocast")
         rows = (
             (
@@ -96,7 +96,7 @@ class AutocastReport:
             )
             for row in self.ops
         )
-        return Table(head, tuple(rows))
+        return TextTable(head, tuple(rows))
 
     def __repr__(self) -> str:
         return repr(self._table())

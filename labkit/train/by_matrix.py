@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from labkit.comm.group import Group
-from labkit.comm.matrix_owners import Owners, Piece
-from labkit.plan.contracts import cut_of
+from labkit.comm.matrix_owners import MatrixOwners, Piece
+from labkit.plan.contracts import shard_dim_of
 from labkit.plan.partition.matrices import MatrixLaw
-from labkit.plan.partition.owners import Held, Run
+from labkit.plan.partition.owners import ElementRun, PlacedMatrix
 
 
 class ByMatrix(Optimizer):
@@ -62,9 +62,10 @@ class ByMatrix(Optimizer):
         self.tp = tp
         self._tie()
         self.pieces = [
-            Piece(p, slice(0, p.numel()), tuple(p.shape), (Run(0, 0, p.numel()),), cut_of(p)) for p in self.matrices
+            Piece(p, slice(0, p.numel()), tuple(p.shape), (ElementRun(0, 0, p.numel()),), shard_dim_of(p))
+            for p in self.matrices
         ]
-        self.dp: Owners | None = None
+        self.dp: MatrixOwners | None = None
         self._meet()
 
     # -- what an optimizer says --------------------------------------------------------------------------------------
@@ -107,9 +108,11 @@ class ByMatrix(Optimizer):
 
         ValueError for a piece of what is no matrix."""
         for piece in pieces:
-            self._check_matrix(piece.shape)
-        held = [Held(math.prod(piece.shape), self._flops(piece.shape), piece.runs) for piece in pieces]
-        self.pieces, self.dp = list(pieces), Owners(group, held)
+            self._check_matrix(piece.local_shape)
+        held = [
+            PlacedMatrix(math.prod(piece.local_shape), self._flops(piece.local_shape), piece.runs) for piece in pieces
+        ]
+        self.pieces, self.dp = list(pieces), MatrixOwners(group, held)
         self._meet()
 
     def _flops(self, shape: Sequence[int]) -> int:
@@ -119,24 +122,24 @@ class ByMatrix(Optimizer):
     def _meet(self) -> None:
         """Share out over tp the matrices that this rank owns along dp: its tp peers own the other slices of them."""
         numbers = range(len(self.pieces)) if self.dp is None else _of(self.dp.owners, self.dp.group.rank)
-        cut = [k for k in numbers if self.pieces[k].cut is not None]
+        cut = [k for k in numbers if self.pieces[k].shard_dim is not None]
         self.cut: dict[int, int] = {}
-        self.slices: Owners | None = None
+        self.slices: MatrixOwners | None = None
         if self.tp is not None and self.tp.size > 1 and cut:
             self.cut = {k: place for place, k in enumerate(cut)}
-            self.slices = Owners(self.tp, [self._slices(self.pieces[k]) for k in cut])
+            self.slices = MatrixOwners(self.tp, [self._slices(self.pieces[k]) for k in cut])
 
-    def _slices(self, piece: Piece) -> Held:
+    def _slices(self, piece: Piece) -> PlacedMatrix:
         assert self.tp is not None
         rows, cols = self._whole(piece)
-        size = math.prod(piece.shape)
-        runs = tuple(Run(rank, rank * size, size) for rank in range(self.tp.size))
-        return Held(rows * cols, self.law.flops(rows, cols), runs)
+        size = math.prod(piece.local_shape)
+        runs = tuple(ElementRun(rank, rank * size, size) for rank in range(self.tp.size))
+        return PlacedMatrix(rows * cols, self.law.flops(rows, cols), runs)
 
     def _whole(self, piece: Piece) -> tuple[int, int]:
         n = 1 if self.tp is None else self.tp.size
-        rows, cols = piece.shape
-        return (rows * n if piece.cut == 0 else rows, cols * n if piece.cut == 1 else cols)
+        rows, cols = piece.local_shape
+        return (rows * n if piece.shard_dim == 0 else rows, cols * n if piece.shard_dim == 1 else cols)
 
     # -- what owners keep --------------------------------------------------------------------------------------------
 
@@ -223,17 +226,17 @@ class ByMatrix(Optimizer):
             flat = slices[self.cut[number]] if number in self.cut else whole
             if flat is not None:
                 assert piece.param is not None  # an owner holds a piece
-                shape = self._whole(piece) if number in self.cut else piece.shape
+                shape = self._whole(piece) if number in self.cut else piece.local_shape
                 self._check_matrix(shape)
                 rows, cols = shape
-                by_columns = number in self.cut and piece.cut == 1
+                by_columns = number in self.cut and piece.shard_dim == 1
                 matrix = flat.view(cols, rows).T if by_columns else flat.view(rows, cols)
                 self.work_(matrix, number, rules[piece.param])
         if self.slices is not None:
             self.slices.scatter(slices, turned)
         for number, part in zip(self.cut, turned, strict=True):
-            whole, (rows, cols) = wholes[number], self.pieces[number].shape
-            if self.pieces[number].cut == 1 and whole is not None and part is not None:
+            whole, (rows, cols) = wholes[number], self.pieces[number].local_shape
+            if self.pieces[number].shard_dim == 1 and whole is not None and part is not None:
                 whole.view(rows, cols).copy_(part.view(cols, rows).T)
 
     def _check_matrix(self, shape: Sequence[int]) -> None:
@@ -246,9 +249,9 @@ class ByMatrix(Optimizer):
 
 
 def _turned(whole: Tensor | None, piece: Piece) -> Tensor | None:
-    if whole is None or piece.cut == 0:
+    if whole is None or piece.shard_dim == 0:
         return whole
-    return whole.view(*piece.shape).T.contiguous().view(-1)
+    return whole.view(*piece.local_shape).T.contiguous().view(-1)
 
 
 def _of(owners: Sequence[int], rank: int) -> list[int]:

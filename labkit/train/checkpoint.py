@@ -71,12 +71,12 @@ def checkpoint_sequential(blocks: Sequence[Callable[..., Any]], x: Any, segments
         raise ValueError(f"{len(blocks)} blocks can be cut into 1 to {len(blocks)} segments, not {segments}")
     ends = [len(blocks) * (index + 1) // segments for index in range(segments)]
     for begin, end in zip([0, *ends], ends, strict=False):
-        run = Run(blocks[begin:end])
+        run = BlockRun(blocks[begin:end])
         x = run(x) if end == len(blocks) else checkpoint(run, x)
     return x
 
 
-class Run:
+class BlockRun:
     """Blocks in a row, called as one."""
 
     def __init__(self, blocks: Sequence[Callable[..., Any]]) -> None:

@@ -19,7 +19,7 @@ from labkit.train.formats import FORMATS, Format, round_to
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows of text under a heading, shown as a table in a terminal and in a notebook."""
 
     head: tuple[str, ...]
@@ -36,19 +36,19 @@ class Table:
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"
 
 
-def limits(formats: Iterable[Format] = tuple(FORMATS.values())) -> Table:
+def limits(formats: Iterable[Format] = tuple(FORMATS.values())) -> TextTable:
     """The formats side by side: bits, largest, smallest normal and subnormal, epsilon."""
     head = ("format", "bits", "exponent", "mantissa", "largest", "smallest normal", "smallest", "epsilon")
     counts = ((f, (f.n_bits, f.exponent_bits, f.mantissa_bits)) for f in formats)
     sizes = ((f, n, (f.largest, f.smallest_normal, f.smallest_subnormal, f.epsilon)) for f, n in counts)
-    return Table(head, tuple((f.name, *map(str, n), *(f"{size:.4g}" for size in s)) for f, n, s in sizes))
+    return TextTable(head, tuple((f.name, *map(str, n), *(f"{size:.4g}" for size in s)) for f, n, s in sizes))
 
 
-def explore(value: float, formats: Iterable[Format] = tuple(FORMATS.values())) -> Table:
+def explore(value: float, formats: Iterable[Format] = tuple(FORMATS.values())) -> TextTable:
     """One number as each format holds it: its bits, what they stand for, how far off that is, the step around it."""
     rows = []
     for fmt in formats:
         kept = float(round_to(value, fmt))
         off = "0" if kept == value else f"{abs(kept - value) / abs(value):.2g}" if math.isfinite(value) else "-"
         rows.append((fmt.name, str(fmt.bits(value)), f"{kept:.9g}", off, f"{fmt.gap(value):.3g}"))
-    return Table(("format", "sign exponent mantissa", "holds", "relative error", "step"), tuple(rows))
+    return TextTable(("format", "sign exponent mantissa", "holds", "relative error", "step"), tuple(rows))

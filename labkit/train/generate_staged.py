@@ -46,7 +46,7 @@ from labkit.train.gpt import GPT, Embedding, Head
 from labkit.train.kv_cache import KVCache
 
 
-class Stage(nn.Module):
+class GeneratingStage(nn.Module):
     """The layers of a GPT that rank `place` of a pipeline of `n_stages` has; the blocks are cut as for training.
 
     They are those of `model`, and not copied: forget the model, and the layers that no stage here has are freed. Split
@@ -80,7 +80,7 @@ class Stage(nn.Module):
 class Rows:
     """One group of rows under way: prompts, the cache of this rank's layers, the new tokens, the last message."""
 
-    def __init__(self, stage: Stage, prompts: Sequence[Tensor | Sequence[int]], n_new: int) -> None:
+    def __init__(self, stage: GeneratingStage, prompts: Sequence[Tensor | Sequence[int]], n_new: int) -> None:
         """Room for all tokens but the last, which nobody looks back at. ValueError for what does not fit."""
         self.prompts, self.tokens = padded_prompts(prompts, next(stage.parameters()).device)
         self.counts = [row.numel() for row in self.prompts]
@@ -92,7 +92,7 @@ class Rows:
 
 @torch.no_grad()
 def generate_staged(
-    stage: Stage,
+    stage: GeneratingStage,
     prompts: Sequence[Tensor | Sequence[int]],
     n_new: int,
     group: Group,
@@ -108,7 +108,9 @@ def generate_staged(
     check_wish(n_new, temperature)
     first, last = group.rank == 0, group.rank == group.size - 1
     if (stage.embedding is not None, stage.head is not None) != (first, last):
-        raise ValueError(f"this stage is not that of rank {group.rank} of {group.size}: Stage(model, rank, size)")
+        raise ValueError(
+            f"this stage is not that of rank {group.rank} of {group.size}: GeneratingStage(model, rank, size)"
+        )
     n_groups = min(group.size, max(1, len(prompts))) if n_groups is None else n_groups
     groups = [Rows(stage, some, n_new) for some in dealt(prompts, n_groups)]
     for number in range(n_new):

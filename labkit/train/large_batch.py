@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from labkit.plan.contracts import cut_of
+from labkit.plan.contracts import shard_dim_of
 
 SHAPES = ("constant", "linear", "cosine")
 
@@ -52,7 +52,7 @@ class _LayerWise(Optimizer):
         for beta in (group.get("momentum", 0.0), *group.get("betas", ())):
             if not 0 <= beta < 1:
                 raise ValueError(f"momentum and betas are at least 0 and below 1, got {beta}")
-        cut = [tuple(p.shape) for p in group["params"] if cut_of(p) is not None]
+        cut = [tuple(p.shape) for p in group["params"] if shard_dim_of(p) is not None]
         if cut:
             raise ValueError(
                 f"{type(self).__name__} needs whole layers for their norms, and {len(cut)} parameters are cut over "

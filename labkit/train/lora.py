@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from labkit.plan.contracts import cut_of
+from labkit.plan.contracts import shard_dim_of
 
 
 class LoRALinear(nn.Module):
@@ -195,7 +195,7 @@ def load_adapter(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 def _check(linear: nn.Module, rank: int, alpha: float | None, dropout: float, name: str = "it") -> None:
     kind = type(linear).__name__
-    if cut_of(getattr(linear, "weight", None)) is not None:
+    if shard_dim_of(getattr(linear, "weight", None)) is not None:
         raise ValueError(
             f"{name} ({kind}) is cut over tensor-parallel ranks: A's gradient would have to be summed over them; "
             "use LoRA with data or pipeline parallelism, or merge_ it before the model is cut"

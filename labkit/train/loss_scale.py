@@ -44,7 +44,7 @@ SMALLEST = 2.0**-126
 """Below this a scale has no finite reciprocal in fp32."""
 
 
-class Steps(Protocol):
+class Steppable(Protocol):
     """An object that a Scaler can step and that is no plain optimizer: a data-parallel strategy, `MasterWeights`."""
 
     def grads(self) -> Iterable[Tensor]:
@@ -54,7 +54,7 @@ class Steps(Protocol):
         """Step with these gradients."""
 
 
-Target = Steps | torch.optim.Optimizer
+Target = Steppable | torch.optim.Optimizer
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from labkit.comm.private import private
 from labkit.plan.contracts import mark_as, needs_whole_layers
 from labkit.train.autocast import AutocastReport, OpDtypes, autocast_ops
-from labkit.train.explore import Table, explore, limits
+from labkit.train.explore import TextTable, explore, limits
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, INT8, TF32, Bits, Format, round_to
 from labkit.train.selective import selective
 
@@ -53,7 +53,7 @@ __all__ = (
     "Format",
     "MasterWeights",
     "OpDtypes",
-    "Table",
+    "TextTable",
     "autocast_ops",
     "explore",
     "limits",

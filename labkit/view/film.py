@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from labkit.probe.film import Cell, Film, Message
+from labkit.probe.film import Cell, ChunkMessage, Film
 from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, headline, striped, text
 from labkit.view.units import bytes_text, number_text
 
@@ -70,7 +70,7 @@ def strip(film: Film) -> Picture:
     return Picture("".join(body), -(-len(frames) // columns) * high, label, columns * (wide + 16) - 16)
 
 
-def _arrows(messages: tuple[Message, ...], cell: float) -> list[str]:
+def _arrows(messages: tuple[ChunkMessage, ...], cell: float) -> list[str]:
     """Arrows of messages: straight between neighbours, in a lane beside the column between others."""
     lanes: dict[int, int] = defaultdict(int)
     out = []
@@ -89,7 +89,7 @@ def _arrows(messages: tuple[Message, ...], cell: float) -> list[str]:
     return out
 
 
-def _caption(messages: tuple[Message, ...]) -> str:
+def _caption(messages: tuple[ChunkMessage, ...]) -> str:
     if not messages:
         return "every message has arrived"
     sizes = sorted(message.n_bytes for message in messages)
@@ -100,7 +100,7 @@ def _caption(messages: tuple[Message, ...]) -> str:
     return f"rank {messages[0].source} sends {most} to rank {messages[0].to}"
 
 
-def _told(message: Message) -> str:
+def _told(message: ChunkMessage) -> str:
     return f"rank {message.source} sends chunk {message.chunk} to rank {message.to}: {message.n_bytes:,} bytes"
 
 

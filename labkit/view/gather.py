@@ -15,7 +15,7 @@ from __future__ import annotations
 from html import escape
 
 from labkit.plan.breakdown import KINDS
-from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, Stretch
+from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, StateSpan
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
@@ -93,7 +93,7 @@ def _keys(film: GatherFilm, narrow: bool) -> list[str]:
     return out if narrow else [*out, line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
 
 
-def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch, width: float) -> list[str]:
+def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: StateSpan, width: float) -> list[str]:
     """The lane of one unit: its name, its stretches, and its state at the moment in words."""
     name, size, right = film.names[unit], film.sizes[unit], _right(width)
     out = [text(LEFT - 6, y + 14, cut(name, 13), "end", 12), line(LEFT, y + 10, right, y + 10, width=0.6)]
@@ -112,7 +112,7 @@ def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: Stretch, wid
     return out if width < NARROW else [*out, text(right + 8, y + 14, f"{state}, {bytes_text(part)}", size=12)]
 
 
-def _look(stretch: Stretch) -> tuple[str, str, str]:
+def _look(stretch: StateSpan) -> tuple[str, str, str]:
     """(colour, letter, words) of a stretch that is not sharded."""
     if stretch.state == COMING:
         return GATHERING, "g", "gathering"

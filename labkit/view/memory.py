@@ -22,7 +22,7 @@ COLUMNS, NUMBER = 160, WIDTH - 54.0
 """The number of slices of the time, each of which shows its highest moment; and where the table's numbers end."""
 
 
-class Moment(Protocol):
+class SampledMemory(Protocol):
     """The bytes held at one moment, in the order of KINDS, and where in the program that was."""
 
     @property
@@ -43,7 +43,7 @@ class Moment(Protocol):
 
 
 @chart.style()
-def over_time(moments: Sequence[Moment], cap_bytes: int | None = None, title: str = "memory") -> chart.Chart:
+def over_time(moments: Sequence[SampledMemory], cap_bytes: int | None = None, title: str = "memory") -> chart.Chart:
     """The live bytes by kind from the first to the last moment, with a table of the peak's bytes.
 
     Time is cut into columns, and a column shows its highest moment, so that the peak has its full height. `cap_bytes`
@@ -137,9 +137,9 @@ def _colour(k: int) -> str:
     return KIND_COLOURS[k % len(KIND_COLOURS)]
 
 
-def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Moment]:
+def _columns(moments: Sequence[SampledMemory], start: float, span: float) -> list[SampledMemory]:
     """The highest moment of each column; in a column without moments, the last one before it."""
-    highest: list[Moment | None] = [None] * COLUMNS
+    highest: list[SampledMemory | None] = [None] * COLUMNS
     last = list(highest)
     for moment in moments:
         k = min(COLUMNS - 1, int((moment.t - start) / span * COLUMNS))
@@ -154,7 +154,7 @@ def _columns(moments: Sequence[Moment], start: float, span: float) -> list[Momen
     return columns
 
 
-def _phases(axes: chart.Axes, columns: Sequence[Moment], slice_s: float) -> None:
+def _phases(axes: chart.Axes, columns: Sequence[SampledMemory], slice_s: float) -> None:
     """A strip below the bands with the phases of the step."""
     phases, phase = [], ""
     for moment in columns:
@@ -177,7 +177,7 @@ def _short(name: str, wide: float) -> str:
     return next((word for word in (name, name[:1].upper()) if width_of(word) + 6 < wide), "")
 
 
-def _why(moments: Sequence[Moment], top: Moment, cap_bytes: int | None) -> list[str]:
+def _why(moments: Sequence[SampledMemory], top: SampledMemory, cap_bytes: int | None) -> list[str]:
     """The peak in words: its largest kind, the bytes left at the end, and the distance to the cap."""
     peak, left = sum(top.bytes), sum(moments[-1].bytes)
     if not peak:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from labkit.probe.intervals import Interval, seconds
 from labkit.probe.recording import Recording, overlap_share
-from labkit.probe.rows import Span
+from labkit.probe.rows import ProgramSpan
 from labkit.view import chart
 from labkit.view.svg import PALETTE, WIDTH, width_of
 from labkit.view.units import seconds_text
@@ -109,7 +109,7 @@ def _numbers(recording: Recording, rank: int) -> str:
     return " · ".join([*words, f"wire {of} hidden ({hidden / wire:.0%})"])
 
 
-def _leaves(spans: Sequence[Span]) -> list[Span]:
+def _leaves(spans: Sequence[ProgramSpan]) -> list[ProgramSpan]:
     """The spans that contain no other span, without those of a device."""
     leaves = sorted((span for span in spans if span.phase != "gpu" and span.t1 > span.t0), key=lambda s: (s.t0, -s.t1))
     return [span for k, span in enumerate(leaves) if k + 1 == len(leaves) or leaves[k + 1].t0 >= span.t1]

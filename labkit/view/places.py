@@ -19,7 +19,7 @@ Spot = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Frame:
+class RankArea:
     """The edges of the part of the page in which ranks stand; `half` is half the size of a rank's disc."""
 
     left: float
@@ -53,7 +53,7 @@ class Frame:
 
 
 def places(
-    ranks: Sequence[int], edges: Collection[Edge], frame: Frame, nodes: Sequence[Sequence[int]] | None = None
+    ranks: Sequence[int], edges: Collection[Edge], frame: RankArea, nodes: Sequence[Sequence[int]] | None = None
 ) -> tuple[str, dict[int, Spot]]:
     """("star" | "tree" | "rows" | "ring", where each rank stands). ValueError for nodes that are not the ranks."""
     if nodes:
@@ -99,7 +99,7 @@ def _levels(root: int, pairs: Collection[Edge]) -> list[dict[int, int]]:
     return levels[:-1]
 
 
-def _tree(levels: Sequence[Mapping[int, int]], frame: Frame) -> dict[int, Spot]:
+def _tree(levels: Sequence[Mapping[int, int]], frame: RankArea) -> dict[int, Spot]:
     """The places of a tree: a column for each leaf, a parent above the middle of its children; {} if too wide."""
     children: dict[int, list[int]] = {rank: [] for level in levels for rank in level}
     for level in levels[1:]:

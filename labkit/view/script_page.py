@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 
-from labkit.comm.traffic_by_line import Span
+from labkit.comm.traffic_by_line import LeastAndMost
 from labkit.plan.breakdown import KINDS
 from labkit.scripted import LISTED, OF_A_MEAN, SHOWN, ScriptReport, span_text
 from labkit.view.autopsy import autopsy
@@ -108,7 +108,7 @@ def _laws(report: ScriptReport) -> list[str]:
     return ["<h2>Bytes beside the law</h2>", mean, _table(head, rows, numbers=(1, 2, 3))]
 
 
-def _sent(span: Span) -> str:
+def _sent(span: LeastAndMost) -> str:
     least, most = map(bytes_text, span)
     return least if least == most else f"{least} to {most}"
 

@@ -27,7 +27,7 @@ GAP = 6
 
 
 @dataclass(frozen=True)
-class Run:
+class TransferRun:
     """Transfers of one verb along one axis with few others between them: numbers `first` to `last` of the ledger.
     `charged` of the bytes were charged by a law, the others counted."""
 
@@ -41,9 +41,9 @@ class Run:
     to: int | None
 
 
-def runs(ledger: Iterable[Transfer]) -> list[Run]:
+def runs(ledger: Iterable[Transfer]) -> list[TransferRun]:
     """The ledger in runs, in the order in which they began. Messages inside a collective count as part of it."""
-    out: list[Run] = []
+    out: list[TransferRun] = []
     open_: dict[str, int] = {}
     whole: dict[int, int] = {}
     tops: list[Transfer] = []
@@ -70,7 +70,7 @@ def runs(ledger: Iterable[Transfer]) -> list[Run]:
             )
         else:
             open_[transfer.axis] = len(out)
-            out.append(Run(transfer.axis, transfer.verb, number, number, 1, n_bytes, charged, transfer.to))
+            out.append(TransferRun(transfer.axis, transfer.verb, number, number, 1, n_bytes, charged, transfer.to))
     return out
 
 
@@ -102,7 +102,7 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     return Picture("".join([*body, *rows]), y + 10, "; ".join([head, *facts]))
 
 
-def _run(run: Run, x: float, y: float, wide: float) -> str:
+def _run(run: TransferRun, x: float, y: float, wide: float) -> str:
     """The box of a run, with as many words as fit."""
     size = bytes_text(run.n_bytes / run.calls)
     words = next((w for w in (f"{run.calls} x {size}", f"{run.calls} x", "") if width_of(w, 12) + 6 <= wide), "")
@@ -111,7 +111,7 @@ def _run(run: Run, x: float, y: float, wide: float) -> str:
     return box(x, y, wide, TALL, COLOURS.get(run.axis, PALETTE[7]), words, title)
 
 
-def _sums(parts: list[Run], lanes: list[str], y: float) -> tuple[list[str], float, list[str]]:
+def _sums(parts: list[TransferRun], lanes: list[str], y: float) -> tuple[list[str], float, list[str]]:
     """A row for each verb of each axis, with a bar of its bytes."""
     out, facts = [], []
     sums = {

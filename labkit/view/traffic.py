@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.plan.machine.collectives import sent_bytes
 from labkit.view.flow import Flow, Ledgers
-from labkit.view.places import Frame, Spot, places
+from labkit.view.places import RankArea, Spot, places
 from labkit.view.strokes import Stroke
 from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
 from labkit.view.units import apart, bytes_text, plural
@@ -52,8 +52,8 @@ def traffic(
         where = f" along {axis}" if axis else ""
         raise ValueError(f"the ledgers of {n} ranks hold no transfers{where}: run a collective first")
     half = 18.0 if n <= LABELLED else 9.5 if n <= NUMBERED else 3.0
-    frame = Frame(8, 62, 510, 190 if n < 3 else 480 if n <= 32 else 560, half)
-    shape, spots = places(flow.ranks, flow.edges, Frame(8, 62, 792, 400, half) if n > 32 else frame)
+    frame = RankArea(8, 62, 510, 190 if n < 3 else 480 if n <= 32 else 560, half)
+    shape, spots = places(flow.ranks, flow.edges, RankArea(8, 62, 792, 400, half) if n > 32 else frame)
     wide = n > 32 and shape == "tree"
     if not wide:
         shape, spots = places(flow.ranks, flow.edges, frame, nodes)

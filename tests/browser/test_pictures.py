@@ -19,7 +19,7 @@ from labkit.course.capstone.score_plot import Mark, plane
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.machine.hardware import Hardware
 from labkit.probe.gather import COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
-from labkit.probe.storages import Moment
+from labkit.probe.storages import MemorySample
 from labkit.view.bars import compare
 from labkit.view.curve import curve
 from labkit.view.gather import gather_film
@@ -87,7 +87,10 @@ def in_other_states() -> list[Picture]:
                Change(0.05, 0, SHARDED), Change(0.06, 1, WHOLE, FORWARD))  # fmt: skip
     prefetched = GatherFilm(("a", "b"), (40 << 10, 40 << 10), 4, changes, ((0.0, shards),), 0.1)
     films = (one_by_one, prefetched)
-    moments = [Moment(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)), Moment(1.0, "step", "", (1 << 31, 264, 0, 0, 0))]
+    moments = [
+        MemorySample(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)),
+        MemorySample(1.0, "step", "", (1 << 31, 264, 0, 0, 0)),
+    ]
     early = {"a": [(0, 5.5), (9, 3.0)], "b": [(0, 5.5), (9, 5.4)], "c": [(0, 5.53)], "d": [(0, 5.5), (9, 3.01)]}
     formula = "as long as a formula is that says all that it is made of, and where"
     saved = Breakdown([Item("compute", 3.0, "s", formula), Item("overlap", -2.0, "s", formula)])

@@ -22,7 +22,7 @@ from labkit.comm.group import Group
 from labkit.comm.ledger import Ledger
 from labkit.comm.local import Exchange, LocalWire
 from labkit.comm.message import Receiving
-from labkit.comm.native import Message, Native
+from labkit.comm.native import GlooMessage, Native
 from labkit.comm.process_groups import Pair
 
 
@@ -124,10 +124,10 @@ class OnLanes(OnGpus):
     reads_late = True  # no payload may travel in a header, which lies in host memory
 
     def isend(self, x: Tensor, to: int, tag: int) -> Any:
-        return super().isend(x, to, tag) if tag % 1024 == 0 else Message(self.pg.send([x.clone()], to, 0), x)
+        return super().isend(x, to, tag) if tag % 1024 == 0 else GlooMessage(self.pg.send([x.clone()], to, 0), x)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Any:
-        return super().irecv(buffer, source, tag) if tag % 1024 == 0 else Message(self.pg.recv([buffer], source, 0))
+        return super().irecv(buffer, source, tag) if tag % 1024 == 0 else GlooMessage(self.pg.recv([buffer], source, 0))
 
     def receiving(self, source: int, tag: int, into: Tensor | None, device: str) -> Receiving:
         return Receiving(self, source, tag, None, device)

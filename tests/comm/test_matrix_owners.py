@@ -7,8 +7,8 @@ import torch
 
 from labkit import Cluster
 from labkit.comm.local import run_threads
-from labkit.comm.matrix_owners import Owners
-from labkit.plan.partition.owners import Held, runs_of, sent
+from labkit.comm.matrix_owners import MatrixOwners
+from labkit.plan.partition.owners import PlacedMatrix, runs_of, sent
 
 SIZES = (5, 24, 3, 30, 16)
 
@@ -16,8 +16,8 @@ SIZES = (5, 24, 3, 30, 16)
 def there_and_back(group, dtype):
     """What this rank gathers, its pieces after the owners have squared their matrices, and the bytes it has sent."""
     wholes = [torch.arange(size).to(dtype) + 100 * k for k, size in enumerate(SIZES)]
-    held = [Held(size, size, runs) for size, runs in zip(SIZES, runs_of(SIZES, group.size), strict=True)]
-    owners = Owners(group, held)
+    held = [PlacedMatrix(size, size, runs) for size, runs in zip(SIZES, runs_of(SIZES, group.size), strict=True)]
+    owners = MatrixOwners(group, held)
     pieces = []
     for whole, matrix in zip(wholes, held, strict=True):
         mine = [whole[run.start : run.start + run.size].clone() for run in matrix.runs if run.rank == group.rank]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.comm.ledger import Call
+from labkit.comm.ledger import PendingOperation
 from labkit.launch import blackbox
 from labkit.launch.blackbox import _HEAD, PAGE, BlackBox, Page
 from labkit.launch.hang_diagnosis import observe
@@ -27,7 +27,7 @@ def box(tmp_path):
 def call(
     rank, verb="all_reduce", seq=1, shape=(4,), dtype="float32", axis="world", ranks=(0, 1, 2), peer=None, op="sum"
 ):
-    return Call(verb, axis, ranks, rank, peer, 0, shape, dtype, seq, op)
+    return PendingOperation(verb, axis, ranks, rank, peer, 0, shape, dtype, seq, op)
 
 
 def page(box, rank, call_id=1):
@@ -148,12 +148,12 @@ def test_a_half_written_page_reads_as_not_waiting(box, monkeypatch):
 
 WRITER = """
 import sys
-from labkit.comm.ledger import Call
+from labkit.comm.ledger import PendingOperation
 from labkit.launch.blackbox import BlackBox, Page
 page = Page(BlackBox(sys.argv[1], 3), 0)
 page.begin(1)
-calls = [Call("all_reduce", "world", (0,), 0, None, 0, (7,) * 2, "float32", 0),
-         Call("broadcast", "a_long_axis_name", tuple(range(1)), 0, None, 0, (9,) * 40, "bfloat16", 1)]
+calls = [PendingOperation("all_reduce", "world", (0,), 0, None, 0, (7,) * 2, "float32", 0),
+         PendingOperation("broadcast", "a_long_axis_name", tuple(range(1)), 0, None, 0, (9,) * 40, "bfloat16", 1)]
 print("ready", flush=True)
 while True:
     for call in calls:

@@ -10,7 +10,7 @@ import torch
 
 from labkit.launch.rank_setup import variables
 from labkit.launch.rank_spec import RankSpec
-from labkit.launch.worker import Rank
+from labkit.launch.worker import WorkerRank
 
 SPEC = RankSpec(rank=2, n_ranks=4, interface="lo", backend="gloo", environment={"TERM": "xterm"})
 NCCLS = {
@@ -59,7 +59,7 @@ def test_the_thread_that_frees_a_rank_is_on_the_ranks_gpu(device, calls, monkeyp
     """Would catch a rank that aborts NCCL from GPU 0, where a thread begins, and leaves half a gigabyte there."""
     seen = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(str(device)))
-    rank = object.__new__(Rank)
+    rank = object.__new__(WorkerRank)
     rank.box, rank.generation, rank.spec = None, 1, RankSpec(device=device)
     rank.groups = SimpleNamespace(abort=lambda: seen.append("abort"))
     assert rank.cut(1, frozenset()) == 0

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,23 @@ def save(group, folder, number=2, run_id="", keep=3, **how):
     sync, parts, mesh = made(group, **how)
     steps(sync, number)
     return checkpoints.save(folder, number, parts, mesh, {"note": "kept"}, keep, run_id)
+
+
+def test_a_checkpoint_with_the_former_names_is_still_read(tmp_path):
+    """Would catch a run of an earlier labkit that cannot go on, or whose slices are put at the wrong places."""
+    folder, wanted = tmp_path / "step-000003", torch.arange(8.0).view(2, 4)
+    folder.mkdir()
+    left, right = (half.flatten() for half in wanted.tensor_split(2, 1))
+    files = []
+    for rank, runs in enumerate([[(0, left[:3]), (3, left[3:])], [(0, right)]]):
+        where = {"shape": (2, 4), "cut": 1, "part": rank, "of": 2}
+        pieces = [{**where, "start": start, "value": value.clone(), "state": {}, "kept": {}} for start, value in runs]
+        seal = {"run": "", "step": 3, "rank": rank, "layout": {"tp": 2}}
+        file = folder / f"rank-{rank}.pt"
+        torch.save({"seal": seal, "pieces": {"w": pieces}}, file)
+        files.append({"n_bytes": file.stat().st_size, "checksum": zlib.crc32(file.read_bytes())})
+    checkpoint_file.write_json(folder / "whole.json", {"run": "", "step": 3, "layout": {"tp": 2}, "files": files})
+    assert torch.equal(checkpoints.state_dict(folder)["w"], wanted)
 
 
 @pytest.mark.slow
@@ -182,10 +200,10 @@ def test_what_is_not_as_it_was_written_is_named_on_every_rank_and_the_step_befor
 
     def refused(group):
         sync, parts, mesh = made(group, "zero1")
-        before = [piece.value.clone() for piece in checkpoints.pieces(sync)]
+        before = [piece.value.clone() for piece in checkpoints.chunks(sync)]
         with pytest.raises(checkpoints.Damaged, match=told) as caught:
             checkpoints.load(folder, parts, mesh)
-        assert all(map(torch.equal, before, [piece.value for piece in checkpoints.pieces(sync)]))
+        assert all(map(torch.equal, before, [piece.value for piece in checkpoints.chunks(sync)]))
         return str(caught.value)
 
     assert len(set(run_threads(refused, 2))) == 1
@@ -205,10 +223,10 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_anything_c
 
     def refused(group):
         sync, parts, mesh = made(group, "zero2", **how)
-        before = [piece.value.clone() for piece in checkpoints.pieces(sync)]
+        before = [piece.value.clone() for piece in checkpoints.chunks(sync)]
         with pytest.raises(ValueError, match=told):
             checkpoints.load(folder, parts, mesh)
-        return all(map(torch.equal, before, [piece.value for piece in checkpoints.pieces(sync)]))
+        return all(map(torch.equal, before, [piece.value for piece in checkpoints.chunks(sync)]))
 
     assert all(run_threads(refused, 2))
 

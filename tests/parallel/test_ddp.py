@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.parallel.bucket import in_buckets
-from labkit.parallel.checkpoints import load_pieces, pieces
+from labkit.parallel.checkpoints import chunks, load_chunks
 from labkit.parallel.ddp import DDP
 from labkit.plan.machine.collectives import sent_bytes
 
@@ -544,10 +544,10 @@ def test_pieces_loaded_into_a_fresh_strategy_continue_the_same_run(make):
         first = Ragged()
         sync = DDP(first, group, make)
         steps(first, sync, 0, 3)
-        of_gain = next(each.state for each in pieces(sync) if each.name == "gain")
+        of_gain = next(each.state for each in chunks(sync) if each.name == "gain")
         moment = {key: x.dim() for key, x in of_gain.items() if isinstance(x, torch.Tensor)}
         assert moment in ({"step": 0, "exp_avg": 1, "exp_avg_sq": 1}, {"momentum_buffer": 1})
-        saved = pickle.loads(pickle.dumps([(p.name, p.whole, p.value, p.state) for p in pieces(sync)]))
+        saved = pickle.loads(pickle.dumps([(p.name, p.local_shape, p.value, p.state) for p in chunks(sync)]))
         second = Ragged(seed=5)
         sync = DDP(second, group, make)
         second.frozen.load_state_dict(first.frozen.state_dict())
@@ -555,7 +555,7 @@ def test_pieces_loaded_into_a_fresh_strategy_continue_the_same_run(make):
             for start in range(0, value.numel(), cut):
                 part = slice(start, start + cut)
                 cut_state = {k: v[part] if isinstance(v, torch.Tensor) and v.dim() else v for k, v in state.items()}
-                load_pieces(sync, [(name, start, value[part], cut_state)])
+                load_chunks(sync, [(name, start, value[part], cut_state)])
         steps(second, sync, 3, 6)
         return weights(straight), weights(second)
 
@@ -570,12 +570,12 @@ def test_a_piece_is_a_window_on_the_weights_and_their_gradient():
     def look(group):
         model = small()
         sync = DDP(model, group, adamw)
-        assert [each.grad for each in pieces(sync)] == [None] * 6
+        assert [each.grad for each in chunks(sync)] == [None] * 6
         model(batch_of(group.rank)).sum().backward()
         sync.finish()
-        for each in pieces(sync):
+        for each in chunks(sync):
             each.value.fill_(3.0)
-            assert torch.equal(each.grad.view(each.whole), dict(model.named_parameters())[each.name].grad)
+            assert torch.equal(each.grad.view(each.local_shape), dict(model.named_parameters())[each.name].grad)
         return all(bool((p == 3).all()) for p in model.parameters())
 
     assert all(run_threads(look, 2))
@@ -657,13 +657,13 @@ def test_sparse_gradients_and_odd_optimizer_state_are_refused_in_words():
         sync.finish()
         sync.step()
         with pytest.raises(ValueError, match=r"keeps 'row_var' of shape .* for 0.weight \(5, 3\)"):
-            list(pieces(sync))
+            list(chunks(sync))
         with pytest.raises(ValueError, match=r"elements 4 to 9 of 1.weight: it has 6"):
-            load_pieces(sync, [("1.weight", 4, torch.ones(5), {})])
+            load_chunks(sync, [("1.weight", 4, torch.ones(5), {})])
         with pytest.raises(ValueError, match=r"1.weight: 6 elements, but 'exp_avg' has shape \(5,\)"):
-            load_pieces(sync, [("1.weight", 0, torch.ones(6), {"exp_avg": torch.ones(5)})])
+            load_chunks(sync, [("1.weight", 0, torch.ones(6), {"exp_avg": torch.ones(5)})])
         with pytest.raises(ValueError, match="no such parameter"):
-            load_pieces(sync, [("2.weight", 0, torch.ones(5), {})])
+            load_chunks(sync, [("2.weight", 0, torch.ones(5), {})])
         return True
 
     assert all(run_threads(train, 2))
@@ -718,13 +718,13 @@ def test_pieces_of_an_optimizer_that_steps_on_copies_are_those_copies(wrap):
 
     def round_trip(group):
         one = trained(group, 2)
-        saved = {piece.name: (piece.value.clone(), dict(piece.state)) for piece in pieces(one)}
+        saved = {piece.name: (piece.value.clone(), dict(piece.state)) for piece in chunks(one)}
         assert {value.dtype for value, _ in saved.values()} == {torch.float32}
         assert all({"exp_avg", "exp_avg_sq"} <= set(state) for _, state in saved.values())
         other = trained(group, 0)
-        load_pieces(other, [(name, 0, value, state) for name, (value, state) in saved.items()])
+        load_chunks(other, [(name, 0, value, state) for name, (value, state) in saved.items()])
         return all(
             torch.equal(a, b) for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True)
-        ) and all(torch.equal(piece.value, saved[piece.name][0]) for piece in pieces(other))
+        ) and all(torch.equal(piece.value, saved[piece.name][0]) for piece in chunks(other))
 
     assert all(run_threads(round_trip, 1))

@@ -168,8 +168,9 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard_on_two_axe
             whole = {name: p.grad.full_tensor().flatten() for name, p in theirs.named_parameters()}
             off.append(
                 max(
-                    (p.grad - whole[p.name][p.start : p.start + p.grad.numel()]).abs().max() / whole[p.name].abs().max()
-                    for p in checkpoints.pieces(sync)
+                    (p.grad - whole[p.name][p.offset : p.offset + p.grad.numel()]).abs().max()
+                    / whole[p.name].abs().max()
+                    for p in checkpoints.chunks(sync)
                 ).item()
             )
             sync.step()

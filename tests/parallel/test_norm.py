@@ -60,7 +60,7 @@ def test_clipping_over_shards_is_torchs_clipping(sizes, kind, limit):
         norm = clip_grad_norm_([sync], mesh, limit)
         after = grad_norm([sync], mesh)
         sync.step()
-        values = {(p.name, p.start): (p.value.clone(), p.cut, mesh.tp.rank) for p in checkpoints.pieces(sync)}
+        values = {(p.name, p.offset): (p.value.clone(), p.shard_dim, mesh.tp.rank) for p in checkpoints.chunks(sync)}
         return norm, after, values
 
     norm, want = one_process(limit)

@@ -395,7 +395,7 @@ def test_with_every_strategy_the_weights_after_three_steps_are_those_of_one_proc
             for each in sync.values():
                 each.step()
         pieces = {
-            stage: [(p.name, p.start, p.value.clone()) for p in checkpoints.pieces(each)]
+            stage: [(p.name, p.offset, p.value.clone()) for p in checkpoints.chunks(each)]
             for stage, each in sync.items()
         }
         return found, pieces

@@ -135,7 +135,7 @@ def test_with_a_strategy_around_each_copy_the_weights_after_two_steps_are_those_
             pipeline.step(inputs[part], targets[part])
             for strategy_ in sync.values():
                 strategy_.step()
-        pieces = {s: [(p.name, p.start, p.value.clone()) for p in checkpoints.pieces(one)] for s, one in sync.items()}
+        pieces = {s: [(p.name, p.offset, p.value.clone()) for p in checkpoints.chunks(one)] for s, one in sync.items()}
         return pieces
 
     for pieces in run_threads(train, 4):

@@ -214,7 +214,7 @@ def test_processes_hand_over_and_the_generator_writes_what_the_whole_model_write
             if model:
                 written = generate(model, prompt, 4)
         law = [handover.resharded_bytes(world.rank), handover.gathered_bytes(world.rank)]
-        pieces = {place.name: (place.start, value.clone()) for place, value in handover.offered.items()}
+        pieces = {place.name: (place.offset, value.clone()) for place, value in handover.offered.items()}
         return sent, law, written, pieces
 
     with Cluster(4, device="cpu", quiet=True) as cluster:

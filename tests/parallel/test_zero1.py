@@ -111,7 +111,7 @@ def test_losses_and_weights_are_those_of_torchs_zero_redundancy_optimizer(cluste
             value.backward()
             sync.finish()
             numel = ours.head.norm.bias.numel()
-            whole = {piece.name: piece for piece in checkpoints.pieces(sync) if piece.value.numel() == numel}
+            whole = {piece.name: piece for piece in checkpoints.chunks(sync) if piece.value.numel() == numel}
             if "head.norm.bias" in whole:
                 apart.append((whole["head.norm.bias"].grad - theirs.head.norm.bias.grad).abs().max().item())
             sync.step()
@@ -414,9 +414,9 @@ def test_bad_input_is_refused_with_the_reason(strategy):
     sync.close()
     one(strategy, adamw, sync.module)
     with pytest.raises(ValueError, match="no such parameter"):
-        checkpoints.load_pieces(sync, [("nobody", 0, torch.zeros(1), {})])
+        checkpoints.load_chunks(sync, [("nobody", 0, torch.zeros(1), {})])
     with pytest.raises(ValueError, match="elements 30 to 40 of 0.weight: it has 35"):
-        checkpoints.load_pieces(sync, [("0.weight", 30, torch.zeros(10), {})])
+        checkpoints.load_chunks(sync, [("0.weight", 30, torch.zeros(10), {})])
     sparse = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     sync = one(strategy, adamw, sparse)
     with pytest.raises(ValueError, match="sparse=False"):

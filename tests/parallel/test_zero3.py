@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit import Cluster, run_threads
 from labkit.parallel import checkpoints
-from labkit.parallel.zero3 import Record, ZeRO3
+from labkit.parallel.zero3 import UnitOrder, ZeRO3
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from labkit.train.lora import inject_lora
@@ -90,7 +90,7 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
                 pair.append(loss.item())
             sync.finish()
             losses.append(pair)
-            mine = [(p.name, p.start, p.grad.clone(), p.whole) for p in checkpoints.pieces(sync)]
+            mine = [(p.name, p.offset, p.grad.clone(), p.local_shape) for p in checkpoints.chunks(sync)]
             whole = {name: p.grad.full_tensor() for name, p in theirs.named_parameters()}
             grads.append(
                 max(
@@ -103,10 +103,10 @@ def test_losses_gradients_and_weights_are_those_of_torchs_fully_shard(cluster, m
             optimizer.step()
         whole = {name: p.full_tensor() for name, p in theirs.named_parameters()}
         apart = [
-            (p.value - whole[p.name].detach().flatten()[p.start : p.start + p.value.numel()]).abs().max().item()
-            for p in checkpoints.pieces(sync)
+            (p.value - whole[p.name].detach().flatten()[p.offset : p.offset + p.value.numel()]).abs().max().item()
+            for p in checkpoints.chunks(sync)
         ]
-        return losses, grads, max(apart), {str(piece.value.dtype) for piece in checkpoints.pieces(sync)}
+        return losses, grads, max(apart), {str(piece.value.dtype) for piece in checkpoints.chunks(sync)}
 
     for reply in cluster.run(compare, mixed):
         losses, grads, apart, dtypes = reply.value
@@ -715,7 +715,7 @@ def test_units_are_asked_for_where_they_cannot_be_guessed():
 
 def test_the_record_foresees_a_step_that_goes_like_the_last_and_is_silent_about_one_that_does_not():
     """Would catch a prefetch that follows a record which no longer holds."""
-    record = Record()
+    record = UnitOrder()
     for index in (0, 1, 2, 1, 0):
         record.note(index)
         assert record.ahead(1) == ()

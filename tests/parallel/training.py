@@ -91,13 +91,13 @@ def pieces(sync: Any) -> list[Any]:
     return [
         (
             piece.name,
-            piece.whole,
-            piece.start,
+            piece.local_shape,
+            piece.offset,
             piece.value.clone(),
             None if piece.grad is None else piece.grad.clone(),
             {key: each.clone() if isinstance(each, Tensor) else each for key, each in piece.state.items()},
         )
-        for piece in checkpoints.pieces(sync)
+        for piece in checkpoints.chunks(sync)
     ]
 
 
@@ -131,7 +131,7 @@ def joined(ranks: list[list[Any]]) -> dict[str, dict[str, Any]]:
 
 def reload(sync: Any, ranks: list[list[Any]]) -> None:
     """Load what any number of ranks have saved: each rank takes what of it is its own."""
-    checkpoints.load_pieces(
+    checkpoints.load_chunks(
         sync, [(name, start, value, state) for rank in ranks for name, _, start, value, _, state in rank]
     )
 

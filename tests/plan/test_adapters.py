@@ -25,7 +25,7 @@ from labkit.plan.step.adapters import (
     lora_memory,
     trainable_share,
 )
-from labkit.plan.step.compute_time import Bench
+from labkit.plan.step.compute_time import OpSeconds
 from labkit.train.checkpoint import checkpoint
 from labkit.train.gpt import cross_entropy
 
@@ -175,7 +175,7 @@ def test_a_frozen_step_computes_two_thirds_and_unpacks_every_linear_for_every_us
     """Would catch gradients of frozen weights that cost time, and dequantisation that is paid once a step."""
     shape, h100 = ModelShape.preset("llama-7b"), Hardware.preset("h100")
     setting = Setting(4, shape.seq, way="half")
-    full = Bench(shape, setting, "bf16", h100).time("head")
+    full = OpSeconds(shape, setting, "bf16", h100).time("head")
     frozen = FrozenBench(shape, setting, Adapter(), h100).time("head")
     assert frozen.forward == full.forward
     assert full.backward - frozen.backward == pytest.approx(h100.op_s(

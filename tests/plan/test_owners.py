@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from labkit.plan.laws.muon import orthogonalising_flops
-from labkit.plan.partition.owners import Held, assign, runs_of, sent
+from labkit.plan.partition.owners import PlacedMatrix, assign, runs_of, sent
 
 
 def test_runs_are_those_of_elements_laid_out_one_by_one():
@@ -30,18 +30,21 @@ def test_an_owner_holds_a_piece_and_work_is_shared_out():
     for _ in range(100):
         n, k = draw.randint(1, 5), draw.randint(1, 12)
         # every rank holds a piece of each, as in tensor parallelism
-        held = [Held(8 * n, draw.randint(1, 99), runs_of([8 * n], n)[0]) for _ in range(k)]
+        held = [PlacedMatrix(8 * n, draw.randint(1, 99), runs_of([8 * n], n)[0]) for _ in range(k)]
         owners = assign(held, n)
         load = [sum(h.work for h, owner in zip(held, owners, strict=True) if owner == rank) for rank in range(n)]
         assert max(load) - min(load) <= max(h.work for h in held)
-        cut = [Held(size, size, runs) for size, runs in zip([7, 30, 11, 2], runs_of([7, 30, 11, 2], n), strict=True)]
+        cut = [
+            PlacedMatrix(size, size, runs)
+            for size, runs in zip([7, 30, 11, 2], runs_of([7, 30, 11, 2], n), strict=True)
+        ]
         assert all(owner in {run.rank for run in h.runs} for h, owner in zip(cut, assign(cut, n), strict=True))
 
 
 def test_what_all_ranks_send_is_there_and_back():
     """Would catch an answer that is not sent, or a piece that its owner sends to itself."""
     sizes, n = [12, 40, 7, 33], 3
-    held = [Held(size, size, runs) for size, runs in zip(sizes, runs_of(sizes, n), strict=True)]
+    held = [PlacedMatrix(size, size, runs) for size, runs in zip(sizes, runs_of(sizes, n), strict=True)]
     owners = assign(held, n)
     away = sum(run.size for h, owner in zip(held, owners, strict=True) for run in h.runs if run.rank != owner)
     assert away > 0

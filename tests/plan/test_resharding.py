@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from labkit.plan.pocket.resharding import (
-    Block,
     Placement,
+    Rectangle,
     buffer_bytes,
     matrix,
     moves,
@@ -26,9 +26,11 @@ SHAPES = [(), (7,), (5, 6), (6, 5), (1, 9), (4, 3, 2)]
 
 def elements(place):
     """The numbers of a place's elements in the flattened whole, by torch's own cuts."""
-    numbers = torch.arange(torch.Size(place.shape).numel()).view(place.shape)
-    mine = numbers if place.cut is None else numbers.tensor_split(place.of, place.cut)[place.part]
-    return mine.reshape(-1)[place.start : place.start + place.numel].tolist()
+    numbers = torch.arange(torch.Size(place.global_shape).numel()).view(place.global_shape)
+    shard = numbers
+    if place.shard_dim is not None:
+        shard = numbers.tensor_split(place.n_shards, place.shard_dim)[place.shard_index]
+    return shard.reshape(-1)[place.offset : place.offset + place.numel].tolist()
 
 
 def inside(block, shape):
@@ -78,7 +80,7 @@ def test_every_element_that_is_wanted_comes_once_from_a_rank_that_holds_it(shape
             assert move.stays == bool(set(numbers) <= has[move.target.rank])
         away[move.source.rank] += 0 if move.stays else 4 * len(numbers)
         for place in (move.source, move.target):  # where the window lies in the run that the rank keeps
-            begin, width = place.offset(move.block)
+            begin, width = place.begin_and_stride(move.block)
             flat = elements(place)
             assert [[flat[begin + r * width + c] for c in range(len(row))] for r, row in enumerate(rows)] == rows
     assert found == {place.rank: Counter(elements(place)) for place in wanted}
@@ -119,5 +121,5 @@ def test_what_cannot_be_resharded_is_refused_with_its_numbers():
     with pytest.raises(ValueError, match="w is wanted as int8"):
         moves([whole], [whole._replace(dtype="int8")])
     with pytest.raises(ValueError, match="cut along dim 2"):
-        whole._replace(cut=2, of=2, numel=12).cut_out  # noqa: B018
-    assert Block(0, 2, 3, 5).common(Block(1, 9, 0, 4)) == Block(1, 2, 3, 4)
+        whole._replace(shard_dim=2, n_shards=2, numel=12).shard  # noqa: B018
+    assert Rectangle(0, 2, 3, 5).common(Rectangle(1, 9, 0, 4)) == Rectangle(1, 2, 3, 4)

@@ -17,7 +17,7 @@ from torch import nn
 
 from labkit import Cluster, WorkerError, run_threads, track
 from labkit.comm import ring
-from labkit.comm.ledger import Call, Ledger, Transfer
+from labkit.comm.ledger import Ledger, PendingOperation, Transfer
 from labkit.parallel.ddp import DDP
 from labkit.parallel.pipeline import Pipeline
 from labkit.plan.machine.topology import Links
@@ -26,7 +26,7 @@ from labkit.probe import clock as clock_module, own_calls
 from labkit.probe.clock import Clock, Recording, bubble_share, clock_offset, overlap_share
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.own_calls import OwnCalls
-from labkit.probe.rows import Entry, RankTimeline, Span
+from labkit.probe.rows import OperationSpan, ProgramSpan, RankTimeline
 from labkit.probe.trace import LANES
 from labkit.probe.verb_listener import VerbListener
 from labkit.train.checkpoint import checkpoint
@@ -38,12 +38,12 @@ TWO = (0, 1)
 
 def meets(call, seq, t0, t1, ranks=TWO, number=-1, verb="all_reduce"):
     """A rank is in a collective from t0 to t1."""
-    return Entry(call, verb, "world", ranks, None, 0, seq, t0, t1, True, False, number)
+    return OperationSpan(call, verb, "world", ranks, None, 0, seq, t0, t1, True, False, number)
 
 
 def receives(call, source, t0, t1, tag=0, inside=False, verb="recv"):
     """A rank waits for a message (or, verb="send", for its receiver) from t0 to t1."""
-    return Entry(call, verb, "world", TWO, source, tag, 0, t0, t1, not inside, inside)
+    return OperationSpan(call, verb, "world", TWO, source, tag, 0, t0, t1, not inside, inside)
 
 
 def sends(to, t0, t1, tag=0, within="", n_bytes=8):
@@ -242,7 +242,9 @@ def test_mfu_is_flops_over_what_all_devices_could_have_done():
 
 def test_a_recording_can_be_cut_to_a_span():
     """Would catch warming up that counts for the step, and waits that begin before the step."""
-    row = RankTimeline(0, 0.0, 10.0, (Span("step", 4.0, 6.0), Span("step", 7.0, 9.0)), (meets(0, 1, 2.0, 5.0, (0,)),))
+    row = RankTimeline(
+        0, 0.0, 10.0, (ProgramSpan("step", 4.0, 6.0), ProgramSpan("step", 7.0, 9.0)), (meets(0, 1, 2.0, 5.0, (0,)),)
+    )
     cut = Recording((row,)).during("step")
     assert cut.seconds == 5
     assert cut.shares() == pytest.approx((0.8, 0.2, 0))
@@ -274,10 +276,10 @@ def rows_of_ranks(draw):
                 transfers.append(Transfer(verb, "world", to, 8, float(t0), float(t1 + draw(st.integers(0, 3)))))
             blocks = draw(st.booleans())
             entries.append(
-                Entry(call, *place, float(t0), float(t1), blocks, not blocks, number if peer is None else -1)
+                OperationSpan(call, *place, float(t0), float(t1), blocks, not blocks, number if peer is None else -1)
             )
         entries.sort(key=lambda entry: (entry.t0, -entry.t1))
-        spans = (Span("step", float(begin), float(end)),)
+        spans = (ProgramSpan("step", float(begin), float(end)),)
         row = RankTimeline(rank, float(begin), float(end + 1), spans, tuple(entries), tuple(transfers))
         rows.append(row)
     return rows
@@ -330,7 +332,7 @@ def test_recordings_that_cannot_be_merged_are_refused():
 
 def test_a_recording_is_a_value():
     """Would catch what was worked out being sent along, and a value that somebody can change."""
-    made = merged(RankTimeline(0, 0.0, 1.0), RankTimeline(1, 0.0, 2.0, (Span("a", 0.0, 1.0),)))
+    made = merged(RankTimeline(0, 0.0, 1.0), RankTimeline(1, 0.0, 2.0, (ProgramSpan("a", 0.0, 1.0),)))
     before = len(pickle.dumps(made))
     assert made.shares().compute == pytest.approx(0.75)
     again = pickle.loads(pickle.dumps(made))
@@ -386,7 +388,12 @@ def check_trace(events):
 
 def test_a_trace_has_a_process_for_each_rank_and_an_arrow_for_each_message(tmp_path):
     """Would catch seconds for microseconds, an arrow from the receiver, and two overlapping bars in one lane."""
-    step = (Span("step", 0.0, 9.0), Span("forward", 1.0, 4.0), Span("0", 4.0, 9.5, "backward"), Span("k", 5, 6, "gpu"))
+    step = (
+        ProgramSpan("step", 0.0, 9.0),
+        ProgramSpan("forward", 1.0, 4.0),
+        ProgramSpan("0", 4.0, 9.5, "backward"),
+        ProgramSpan("k", 5, 6, "gpu"),
+    )
     made = merged(
         RankTimeline(
             0, 0.0, 10.0, step, (receives(0, 1, 6.0, 7.0, verb="send"),), (sends(1, 5.0, 7.5), sends(1, 5.5, 8.0, 3))
@@ -1048,7 +1055,7 @@ def test_listening_costs_a_few_lines():
     """Would catch a clock that reads a stack, or copies the ledger, at every verb."""
     ledger = Ledger()
     listener = ledger.witness = VerbListener(ledger, OwnCalls())
-    calls = [Call("barrier", "world", (0, 1), 0, None, 0, None, "", k) for k in range(2000)]
+    calls = [PendingOperation("barrier", "world", (0, 1), 0, None, 0, None, "", k) for k in range(2000)]
 
     def listen():
         for call in calls:

@@ -14,7 +14,7 @@ from labkit.parallel.tensor_plan import split
 from labkit.plan.partition.layout import Layout
 from labkit.plan.pocket.generation import idle_share
 from labkit.train.generate import generate_rows
-from labkit.train.generate_staged import Rows, Stage, generate_staged, sent_bytes
+from labkit.train.generate_staged import GeneratingStage, Rows, generate_staged, sent_bytes
 from labkit.train.gpt import GPT
 from tests.cases import cases
 from tests.train.test_generate import SIZES, plan_of, stirred
@@ -38,7 +38,7 @@ def staged(config, p, tp, n_groups, n_new, lengths=LENGTHS):
     def rank(world):
         mesh = Mesh.connect(Layout(pp=p, tp=tp), world)
         mine = split(copy.deepcopy(model), plan_of(config), mesh.tp) if tp > 1 else copy.deepcopy(model)
-        out = generate_staged(Stage(mine, mesh.pp.rank, p), rows, n_new, mesh.pp, n_groups)
+        out = generate_staged(GeneratingStage(mine, mesh.pp.rank, p), rows, n_new, mesh.pp, n_groups)
         return mesh.pp.rank, out
 
     want = lists(alone(model, rows, n_new)[0])
@@ -67,7 +67,7 @@ def test_processes_generate_the_same_and_draw_on_the_last_rank():
     model, rows = stirred(ROTARY), rows_of(LENGTHS)
 
     def rank(group, temperature):
-        stage, own = Stage(model, group.rank, group.size), torch.Generator().manual_seed(group.rank)
+        stage, own = GeneratingStage(model, group.rank, group.size), torch.Generator().manual_seed(group.rank)
         return generate_staged(stage, rows, 4, group, temperature=temperature, generator=own)
 
     with Cluster(3, device="cpu", quiet=True) as cluster:
@@ -91,7 +91,7 @@ def test_who_waits_for_whom_is_the_law(p, n_groups, n_new):
 
     def rank(group):
         told = group.tapped(lambda event, peer, tag, x: events[group.rank].append((event, peer)))
-        stage = Stage(model, group.rank, p)
+        stage = GeneratingStage(model, group.rank, p)
         stage.register_forward_pre_hook(lambda *_: events[group.rank].append(("pass", None)))
         generate_staged(stage, rows, n_new, told, n_groups)
 
@@ -129,7 +129,7 @@ def test_a_boundary_sends_b_d_numbers_a_token_and_the_last_rank_a_token_back(p, 
     def rank(world):
         mesh = Mesh.connect(Layout(pp=p, tp=tp), world)
         mine = split(copy.deepcopy(model), plan_of(LEARNED), mesh.tp)
-        stage = Stage(mine, mesh.pp.rank, p)
+        stage = GeneratingStage(mine, mesh.pp.rank, p)
         generate_staged(stage, rows, n_new, mesh.pp, n_groups)
         held = Rows(stage, rows, n_new).cache.n_bytes
         return mesh.pp.rank, mesh.pp.ledger.sent_bytes(axis="pp"), len(stage.blocks), held
@@ -145,15 +145,24 @@ def test_a_boundary_sends_b_d_numbers_a_token_and_the_last_rank_a_token_back(p, 
 @cases(
     ("call", "told"),
     [
-        (lambda m, g: Stage(m, 0, 5), "4 blocks are cut into 5 stages"),
-        (lambda m, g: Stage(m, 2, 2), "place 2 is asked for"),
-        (lambda m, g: generate_staged(Stage(m, 0, 2), [[1]], 2, g), "not that of rank 0 of 1"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [], 2, g), "0 rows make"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [[1], [2]], 2, g, 3), "2 rows make 1 to 2 groups .* got 3"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [[1], [2]], 2, g, 0), "2 rows make 1 to 2 groups .* got 0"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [[1], []], 2, g), r"prompt 1 is .* \(0,\)"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [[1]], -1, g), "n_new=-1"),
-        (lambda m, g: generate_staged(Stage(m, 0, 1), [[1] * 9], 6, g), "14 tokens a row is longer than seq=13"),
+        (lambda m, g: GeneratingStage(m, 0, 5), "4 blocks are cut into 5 stages"),
+        (lambda m, g: GeneratingStage(m, 2, 2), "place 2 is asked for"),
+        (lambda m, g: generate_staged(GeneratingStage(m, 0, 2), [[1]], 2, g), "not that of rank 0 of 1"),
+        (lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [], 2, g), "0 rows make"),
+        (
+            lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [[1], [2]], 2, g, 3),
+            "2 rows make 1 to 2 groups .* got 3",
+        ),
+        (
+            lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [[1], [2]], 2, g, 0),
+            "2 rows make 1 to 2 groups .* got 0",
+        ),
+        (lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [[1], []], 2, g), r"prompt 1 is .* \(0,\)"),
+        (lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [[1]], -1, g), "n_new=-1"),
+        (
+            lambda m, g: generate_staged(GeneratingStage(m, 0, 1), [[1] * 9], 6, g),
+            "14 tokens a row is longer than seq=13",
+        ),
         (lambda m, g: idle_share(2, 0, 3), "got 2, 0 and 3"),
     ],
 )

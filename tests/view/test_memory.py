@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from matplotlib.patches import StepPatch
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
-from labkit.probe.storages import Moment
+from labkit.probe.storages import MemorySample
 from labkit.view.memory import COLUMNS, beside, over_time
 from labkit.view.units import bytes_text
 
@@ -19,11 +19,11 @@ from . import page
 
 SVG = "{http://www.w3.org/2000/svg}"
 STEP = (
-    Moment(10.0, "", "", (4096, 0, 0, 0, 0)),
-    Moment(10.1, "forward", "0", (4096, 0, 0, 2048, 0)),
-    Moment(10.2, "backward", "0", (4096, 4096, 0, 2048, 512)),
-    Moment(10.3, "", "", (4096, 4096, 0, 0, 0)),
-    Moment(10.4, "step", "", (4096, 4096, 8192, 0, 0)),
+    MemorySample(10.0, "", "", (4096, 0, 0, 0, 0)),
+    MemorySample(10.1, "forward", "0", (4096, 0, 0, 2048, 0)),
+    MemorySample(10.2, "backward", "0", (4096, 4096, 0, 2048, 512)),
+    MemorySample(10.3, "", "", (4096, 4096, 0, 0, 0)),
+    MemorySample(10.4, "step", "", (4096, 4096, 8192, 0, 0)),
 )
 
 
@@ -65,7 +65,7 @@ def test_heights_are_bytes_on_one_scale():
 @given(st.lists(st.tuples(*[st.integers(0, 1 << 40)] * len(KINDS)), min_size=1, max_size=3 * COLUMNS))
 def test_the_highest_moment_is_drawn_at_its_full_height(rows):
     """Would catch columns that average: a peak of a microsecond is what runs out of memory."""
-    moments = [Moment(0.001 * k, "forward", "m", row) for k, row in enumerate(rows)]
+    moments = [MemorySample(0.001 * k, "forward", "m", row) for k, row in enumerate(rows)]
     peak = max(sum(row) for row in rows)
     chart = over_time(moments)
     assert f"peak {bytes_text(peak)}" in chart.label
@@ -74,14 +74,14 @@ def test_the_highest_moment_is_drawn_at_its_full_height(rows):
 
 def test_the_curve_ends_where_the_words_say_it_does():
     """Would catch "at the end: 0 B" under a curve that ends high, since a column shows the highest of its moments."""
-    chart = over_time((*STEP, Moment(10.400001, "", "", (0, 0, 0, 0, 0))))
+    chart = over_time((*STEP, MemorySample(10.400001, "", "", (0, 0, 0, 0, 0))))
     assert "at the end: all of it is freed" in words(chart)
     assert [band.values[-1] for band in bands(chart).values()] == [0] * 5
 
 
 def test_a_share_of_the_peak_never_reaches_its_bytes():
     """Would catch "264 B0.0466%": a tiny share with so many digits that it runs into the number before it."""
-    said = words(over_time([Moment(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)), STEP[0]]))
+    said = words(over_time([MemorySample(0.0, "forward", "", (1 << 30, 264, 0, 0, 0)), STEP[0]]))
     assert "<0.1%" in said
     assert max(len(each) for each in said if re.fullmatch(r"[<\d.]+%", each)) <= 5
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_drawn_is_refused():
         beside(Breakdown.of({"a": -1}), Breakdown.of({"a": 1}))
     with pytest.raises(ValueError, match="bars need items"):
         beside(Breakdown([]), Breakdown([]))
-    assert "0 B" in words(over_time([Moment(0.0, "", "", (0,) * len(KINDS))]))
+    assert "0 B" in words(over_time([MemorySample(0.0, "", "", (0,) * len(KINDS))]))
 
 
 def test_the_peak_is_explained_in_words_with_the_cap_and_what_stays():
@@ -135,7 +135,7 @@ def test_the_peak_is_explained_in_words_with_the_cap_and_what_stays():
 
 def test_a_phase_too_short_for_its_name_has_its_first_letter_or_nothing():
     """Would catch names of three pixels."""
-    moments = [Moment(t / 100, "forward" if t < 5 else "backward", "", (8, 0, 0, 0, 0)) for t in range(101)]
+    moments = [MemorySample(t / 100, "forward" if t < 5 else "backward", "", (8, 0, 0, 0, 0)) for t in range(101)]
     picture = over_time(moments)
     sizes = {
         node.text: float(node.get("font-size", "13"))

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from labkit.comm.ledger import Transfer
 from labkit.probe.intervals import union
 from labkit.probe.recording import Recording
-from labkit.probe.rows import Entry, RankTimeline, Span
+from labkit.probe.rows import OperationSpan, ProgramSpan, RankTimeline
 from labkit.view.overlap import (
     BUBBLE,
     COMPUTE,
@@ -33,12 +33,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def meets(seq, t0, t1):
-    return Entry(seq, "all_reduce", "world", (0, 1), None, 0, seq, t0, t1, True, False, seq)
+    return OperationSpan(seq, "all_reduce", "world", (0, 1), None, 0, seq, t0, t1, True, False, seq)
 
 
 def two_ranks(**more):
     """Rank 0 waits from 20 to 80 ms for rank 1, which comes at 60 ms."""
-    named = (Span("step", 0.0, 0.1), Span("forward", 0.0, 0.02))
+    named = (ProgramSpan("step", 0.0, 0.1), ProgramSpan("forward", 0.0, 0.02))
     rows = []
     for rank, came, spans in ((0, 0.02, named), (1, 0.06, ())):
         sent = (Transfer("all_reduce", "world", None, 64, came, 0.08),)
@@ -110,7 +110,9 @@ def test_bars_stand_where_and_as_long_as_they_were_on_one_scale():
 
 def test_a_silent_run_a_host_that_only_hands_over_and_a_title_are_said():
     """Would catch 0% hidden where there was nothing to hide, and numbers of the host sold as the device's."""
-    quiet = Recording((RankTimeline(0, 5.0, 6.0, (Span("work", 5.0, 6.0), Span("work", 5.1, 5.2, "gpu"))),))
+    quiet = Recording(
+        (RankTimeline(0, 5.0, 6.0, (ProgramSpan("work", 5.0, 6.0), ProgramSpan("work", 5.1, 5.2, "gpu"))),)
+    )
     picture = overlap(quiet, "my step")
     assert picture.label == "my step, 1 s: compute 100%, exposed 0%, bubble 0%; no communication"
     assert "compute 1 s (100%) · exposed 0 (0%) · bubble 0 (0%) · no communication" in texts(picture)
@@ -151,10 +153,10 @@ def test_bars_that_run_together_still_tell_the_seconds_that_they_cover(starts, l
 def test_a_narrow_span_is_named_by_its_letter_and_a_wide_one_in_full():
     """Would catch names that run into each other, and a forward that cannot be told from a backward."""
     spans = (
-        Span("stage", 0.0, 0.1, "forward"),
-        Span("stage", 0.1, 0.13, "backward"),
-        Span("stage", 0.13, 1.0, "backward"),
-        Span("stage", 1.0, 1.0),
+        ProgramSpan("stage", 0.0, 0.1, "forward"),
+        ProgramSpan("stage", 0.1, 0.13, "backward"),
+        ProgramSpan("stage", 0.13, 1.0, "backward"),
+        ProgramSpan("stage", 1.0, 1.0),
     )
     said = texts(overlap(Recording((RankTimeline(0, 0.0, 1.0, spans),))))
     assert "backward stage" in said

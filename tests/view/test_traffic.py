@@ -12,7 +12,7 @@ from labkit import Ledger, Reply, Transfer, ring, run, run_threads, star, tree
 from labkit.comm import hierarchy
 from labkit.plan.machine.collectives import sent_bytes
 from labkit.view.flow import Flow, axes_of
-from labkit.view.places import Frame, places
+from labkit.view.places import RankArea, places
 from labkit.view.strokes import Stroke
 from labkit.view.traffic import beside_law, traffic
 from tests.cases import cases
@@ -189,6 +189,6 @@ def test_an_arrow_goes_around_what_stands_in_its_way_and_ends_at_the_disc():
 def test_a_chain_is_too_deep_for_a_tree():
     """Would catch sixteen levels on one page."""
     chain = [(k, k + 1) for k in range(15)]
-    kind, spots = places(range(16), chain, Frame(0, 0, 500, 400, 18))
+    kind, spots = places(range(16), chain, RankArea(0, 0, 500, 400, 18))
     assert kind == "ring"
     assert len(spots) == 16

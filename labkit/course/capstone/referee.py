@@ -25,7 +25,7 @@ from labkit.comm.mesh import Mesh
 from labkit.comm.shaped import Shaped, shape
 from labkit.comm.traffic import Traffic
 from labkit.course.capstone.forecast import Task, Way
-from labkit.parallel.checkpoints import pieces
+from labkit.parallel.checkpoints import chunks
 from labkit.probe.slow_device import SlowDevice
 from labkit.train.data import batch
 from labkit.train.gpt import GPT, cross_entropy
@@ -46,14 +46,14 @@ class Run(NamedTuple):
 
 
 class ParameterPart(NamedTuple):
-    """Some elements of a parameter of the whole model, as a rank holds them: `values` [k] from `start` on, in part
-    `place` of `of` along dim `cut` (None: in the whole parameter)."""
+    """Some elements of a parameter of the whole model, as a rank holds them: `values` [k] from `offset` on, in shard
+    `shard_index` of `n_shards` along `shard_dim` (None: in the whole parameter)."""
 
     name: str
-    start: int
-    cut: int | None
-    place: int
-    of: int
+    offset: int
+    shard_dim: int | None
+    shard_index: int
+    n_shards: int
     values: Tensor
 
 
@@ -114,9 +114,9 @@ def parts_held(step: Any, mesh: Mesh) -> Iterable[ParameterPart]:
         return
     names = {(id(sync), own): whole for whole, (sync, own) in parts.items()}
     for sync in {id(sync): sync for sync, _ in parts.values()}.values():
-        for piece in pieces(sync):
-            name = names[id(sync), piece.name]
-            yield ParameterPart(name, piece.start, piece.cut, mesh.tp.rank, mesh.tp.size, _plain(piece.value))
+        for chunk in chunks(sync):
+            name = names[id(sync), chunk.name]
+            yield ParameterPart(name, chunk.offset, chunk.shard_dim, mesh.tp.rank, mesh.tp.size, _plain(chunk.value))
 
 
 def put_together(config: Any, held: Iterable[ParameterPart]) -> tuple[GPT, float, int]:
@@ -132,9 +132,11 @@ def put_together(config: Any, held: Iterable[ParameterPart]) -> tuple[GPT, float
         if part.name not in seen:
             raise ValueError(f"{part.name} is handed in, and the model has no such parameter")
         whole = seen[part.name]
-        where = whole if part.cut is None else whole.tensor_split(part.of, part.cut)[part.place]
+        where = whole
+        if part.shard_dim is not None:
+            where = whole.tensor_split(part.n_shards, part.shard_dim)[part.shard_index]
         flat = where.flatten()
-        known = flat[part.start : part.start + part.values.numel()]
+        known = flat[part.offset : part.offset + part.values.numel()]
         off = (known - part.values).abs().nan_to_num(0.0)
         apart = max(apart, float(off.max()) if len(off) else 0.0)
         known.copy_(part.values)

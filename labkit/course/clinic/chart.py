@@ -25,7 +25,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.machine.topology import Links
 from labkit.probe.clock import Clock
 from labkit.probe.grads import GradientTable, gradient_statistics
-from labkit.probe.memory import MemoryProbe, Moment
+from labkit.probe.memory import MemoryProbe, MemorySample
 from labkit.probe.recording import Recording
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
     allocated: int
     reserved: int
     largest_free: int
-    moments: tuple[Moment, ...]
+    moments: tuple[MemorySample, ...]
 
 
 def vital(

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class InBf16:
@@ -40,14 +40,14 @@ class InBf16:
         """None: what rounding cuts off is lost."""
         return 0
 
-    def holds(self, group: Group, moment: Moment) -> int:
+    def holds(self, group: ShardedParameters, moment: Moment) -> int:
         """A copy of each bucket that is full."""
         return 2 * group.sent(group.full(moment.arrived))
 
-    def decoding(self, group: Group) -> int:
+    def decoding(self, group: ShardedParameters) -> int:
         """Nothing: one bucket after another is widened where it will be summed."""
         return 0
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """An all_reduce of the copies."""
         return state.seconds(machine, "all_reduce", n_bytes)

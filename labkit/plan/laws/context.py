@@ -40,7 +40,7 @@ from dataclasses import replace
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.model.sizes import Sizes
@@ -87,7 +87,7 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
         )
 
 
-def sent_in_step(traffic: Traffic) -> Iterator[Item]:
+def sent_in_step(traffic: StepTraffic) -> Iterator[Item]:
     """Along cp: the attention of all blocks of a rank; the forward's part again where a block runs again."""
     layout, choices, n_layer = traffic.layout, traffic.choices, traffic.n_layer
     if layout.cp == 1:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.context import exchange_s, unhidden_s
-from labkit.plan.laws.timing import Pass, Timing
+from labkit.plan.laws.timing import PassSeconds, Timing
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CutAttention
@@ -30,7 +30,7 @@ from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 
 
-class Exchange(NamedTuple):
+class ExchangeSeconds(NamedTuple):
     """Seconds of one direction of a layer and one micro-batch: waited for, and behind attention's scores."""
 
     waits: float
@@ -44,16 +44,16 @@ def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
     return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
 
 
-def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
     """Seconds of attention's exchange in one block, forward and backward, where rows are cut."""
     if timing.layout.cp == 1 or layer not in ("block", "dense"):
-        return Pass(), Pass()
+        return PassSeconds(), PassSeconds()
     machine = timing.along("cp")
     ahead, behind = exchanges(timing.shape, timing.setting, timing.products, timing.narrow, machine)
-    return Pass(cp=ahead.waits, hidden=ahead.hidden), Pass(cp=behind.waits, hidden=behind.hidden)
+    return PassSeconds(cp=ahead.waits, hidden=ahead.hidden), PassSeconds(cp=behind.waits, hidden=behind.hidden)
 
 
-def rows(timing: Timing, spent: Pass) -> Iterator[Item]:
+def rows(timing: Timing, spent: PassSeconds) -> Iterator[Item]:
     """The seconds of all exchanges of a step, where rows are cut."""
     if timing.layout.cp > 1:
         formula = f"{timing.layout.cp} ranks by {timing.choices.context}, of which {spent.cp:.3g} s are waited for"
@@ -62,7 +62,7 @@ def rows(timing: Timing, spent: Pass) -> Iterator[Item]:
 
 def exchanges(
     shape: Sizes, setting: Setting, precision: str, word: int, hardware: Hardware
-) -> tuple[Exchange, Exchange]:
+) -> tuple[ExchangeSeconds, ExchangeSeconds]:
     """Forward and backward of one layer. ValueError for heads that cannot be dealt out."""
     layer, kind, practice = layer_of(shape, setting, word), setting.context, hardware.practice
     if kind == "ulysses":
@@ -71,14 +71,14 @@ def exchanges(
         together = mixed + layer.heads * layer.rope_width + layer.key_heads * layer.pair
         parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
-        return Exchange(both, 0.0), Exchange(both, 0.0)
+        return ExchangeSeconds(both, 0.0), ExchangeSeconds(both, 0.0)
     link = link_of(kind, setting.cp, setting.tp, hardware)
     link = replace(link, bytes_per_s=link.bytes_per_s * practice.wire)
     rate = hardware.rate(precision) * (practice.attention if shape.fused_attention else 0.5)
     made = []
     for talk, open_ in zip(exchange_s(kind, layer, link), unhidden_s(kind, layer, rate, link), strict=True):
         waited = open_ + practice.contention * (talk - open_)
-        made.append(Exchange(waited, talk - waited))
+        made.append(ExchangeSeconds(waited, talk - waited))
     return made[0], made[1]
 
 

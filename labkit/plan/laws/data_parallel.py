@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import State, Strategy, Waits, Work
+from labkit.plan.laws.strategy import ConcurrentWork, ReducedParameters, Strategy, Waits
 from labkit.plan.laws.timing import Timing
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
@@ -31,7 +31,7 @@ def refuses(choices: Choices, layout: Layout) -> Iterator[str]:
         )
 
 
-def sent(strategy: Strategy, traffic: Traffic) -> Iterator[Item]:
+def sent(strategy: Strategy, traffic: StepTraffic) -> Iterator[Item]:
     """Along the axes of the strategy: parameters and gradients of this rank."""
     choices, layout, n_bytes = traffic.choices, traffic.layout, traffic.parameter_bytes
     n = strategy.sharing(layout, choices.copies)
@@ -51,7 +51,7 @@ def sent(strategy: Strategy, traffic: Traffic) -> Iterator[Item]:
         yield Item(axis, 2 * (r - 1) / r * part, "B", crossing, "arXiv:2304.11277, 3.2.2")
 
 
-def experts_sent(strategy: Strategy, traffic: Traffic, n: int) -> Iterator[Item]:
+def experts_sent(strategy: Strategy, traffic: StepTraffic, n: int) -> Iterator[Item]:
     """Along expert_dp: parameters and gradients of the experts of this rank, over the `n` ranks that have the same."""
     choices, experts = traffic.choices, traffic.experts
     assert experts is not None
@@ -66,7 +66,7 @@ def experts_sent(strategy: Strategy, traffic: Traffic, n: int) -> Iterator[Item]
     yield Item("expert_dp", value, "B", words, SOURCE)
 
 
-def waiting_s(strategy: Strategy, states: Iterable[State], work: Work, timing: Timing) -> Waits:
+def waiting_s(strategy: Strategy, states: Iterable[ReducedParameters], work: ConcurrentWork, timing: Timing) -> Waits:
     """The seconds of the communication of all states in a step, and those by which it makes the step longer."""
     machine, choices = timing.along("dp"), timing.choices
     by_state = [strategy.waits(state, work, choices, machine) for state in states if state.ranks > 1]

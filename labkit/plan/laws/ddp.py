@@ -15,10 +15,10 @@ from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import buckets_of, waits_of_buckets
 from labkit.plan.laws.one_group import OneGroup
 from labkit.plan.laws.sent_gradients import WAYS
-from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work
+from labkit.plan.laws.strategy import Amounts, ConcurrentWork, HeldBytes, Moment, Moves, ReducedParameters, Waits
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.groups import ParamGroup
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class DDPLaw(OneGroup):
@@ -35,25 +35,27 @@ class DDPLaw(OneGroup):
             yield "offload moves the shard that a rank steps on, and ddp has none: take a strategy that cuts the state"
         yield from WAYS[choices.gradients].excludes(choices)
 
-    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+    def holds(self, group: ShardedParameters, choices: Choices, moment: Moment) -> HeldBytes:
         """Nothing: its buckets are there all the time. In the last pass copies of those that travel in fewer bytes."""
         if not moment.last or group.n == 1:
-            return Held()
-        return Held(other=WAYS[choices.gradients].holds(group, moment))
+            return HeldBytes()
+        return HeldBytes(other=WAYS[choices.gradients].holds(group, moment))
 
-    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+    def rises(self, group: ShardedParameters, choices: Choices, layer: int) -> int:
         """Nothing, or copies of what travels in fewer bytes."""
         return self.copies(group.numel, group.largest_bucket * group.sums, choices)
 
-    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+    def between(
+        self, group: ShardedParameters, choices: Choices, passes: int, finished: bool, whole: bool
+    ) -> HeldBytes:
         """Nothing."""
-        return Held()
+        return HeldBytes()
 
-    def decoding(self, group: Group, choices: Choices) -> int:
+    def decoding(self, group: ShardedParameters, choices: Choices) -> int:
         """What the gradients' way needs."""
         return WAYS[choices.gradients].decoding(group) if group.n > 1 else 0
 
-    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+    def owned(self, group: ShardedParameters) -> tuple[tuple[ParamGroup, int], ...]:
         """Every parameter."""
         return group.tensors
 
@@ -70,7 +72,7 @@ class DDPLaw(OneGroup):
         """An all_reduce is a reduce-scatter and an all-gather of gradients."""
         return Moves(1, 1, choices.sent_gradient_bytes)
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: ConcurrentWork, choices: Choices, machine: Hardware) -> Waits:
         """Behind the last backward. To code and decode is work of the device itself, which goes on beside no other."""
         way = WAYS[choices.gradients]
         n_bytes = state.params * way.element_bytes(choices.gradient_bytes) / buckets_of(state, choices)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 TILE = 256
 """Numbers that share a unit."""
@@ -61,7 +61,7 @@ class Coded(NamedTuple):
         return -(-self.numel // self.n // TILE)
 
 
-class InEightBits:
+class EightBitGradientsLaw:
     """Gradients in 8 bits: what they exclude, how wide they travel, and how long that takes."""
 
     name, coding_bytes = "8bit", 140
@@ -82,7 +82,7 @@ class InEightBits:
         """Bytes of what rounding has cut off so far: of a rank's gradients, and of its 1/n of the sums."""
         return (numel + -(-numel // n)) * max(4, width)
 
-    def holds(self, group: Group, moment: Moment) -> int:
+    def holds(self, group: ShardedParameters, moment: Moment) -> int:
         """Codes of all buckets that are full, sent and coming. As one leaves, the bucket before is decoded, added up
         and sent on; then this one is encoded, one part after another in fp32."""
         coded = [Coded(bucket.numel, group.n) for bucket in group.buckets[: group.full(moment.arrived)]]
@@ -93,7 +93,7 @@ class InEightBits:
         encoded = [group.n * (one.part + one.message) + one.units for one in coded[-1:]]
         return codes + max([*encoded, *turned], default=0)
 
-    def decoding(self, group: Group) -> int:
+    def decoding(self, group: ShardedParameters) -> int:
         """Bucket after bucket is decoded in fp32, and its codes are freed."""
         coded = [Coded(bucket.numel, group.n) for bucket in group.buckets]
         codes = [(group.n + 1) * one.message for one in coded]
@@ -101,6 +101,6 @@ class InEightBits:
         decoded = [sum(codes[k:]) - one.message + group.n * one.part + one.units for k, one in enumerate(coded)]
         return max(turned, *decoded)
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """Codes cannot be added on their way: each rank gets its part of all, adds it up, and sends the sum to all."""
         return machine.all_to_all_s(state.share, state.stride, n_bytes) + state.seconds(machine, "all_gather", n_bytes)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.breakdown import Item
-from labkit.plan.laws.timing import Pass, Timing
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.timing import PassSeconds, Timing
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 
@@ -25,7 +25,7 @@ def refuses(shape: Sizes, layout: Layout) -> Iterator[str]:
         yield f"experts are {shape.expert_hidden:,} wide inside, which has no tp={layout.tp} equal parts"
 
 
-def sent(traffic: Traffic) -> Iterator[Item]:
+def sent(traffic: StepTraffic) -> Iterator[Item]:
     """Along tp: the gradients of the weights of each token's copies."""
     if traffic.top_k:
         n, numbers = traffic.layout.tp, traffic.n_layer * traffic.top_k * traffic.tokens
@@ -33,9 +33,9 @@ def sent(traffic: Traffic) -> Iterator[Item]:
         yield Item("tp", value, "B", "gradients of experts' weights", "labkit.parallel.expert_tensor")
 
 
-def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
     """Seconds of these gradients in the backward of one block."""
     if layer != "block" or not timing.shape.n_expert:
-        return Pass(), Pass()
+        return PassSeconds(), PassSeconds()
     n_bytes = timing.tokens * timing.shape.top_k * max(4, timing.narrow)
-    return Pass(), Pass(tp=timing.along("tp").collective_s("all_reduce", timing.layout.tp, 1, n_bytes))
+    return PassSeconds(), PassSeconds(tp=timing.along("tp").collective_s("all_reduce", timing.layout.tp, 1, n_bytes))

@@ -17,8 +17,8 @@ from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.data_parallel import experts_sent
 from labkit.plan.laws.strategy import Strategy
-from labkit.plan.laws.timing import Pass, Timing
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.timing import PassSeconds, Timing
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
@@ -61,7 +61,7 @@ def counts_rows(shape: Sizes) -> bool:
     return shape.n_expert > 0 and (shape.balance == "loss" or shape.capacity is not None)
 
 
-def sent(strategy: Strategy, traffic: Traffic) -> Iterator[Item]:
+def sent(strategy: Strategy, traffic: StepTraffic) -> Iterator[Item]:
     """Along ep: tokens to their experts and back; along expert_dp: what their ranks share."""
     layout, choices, experts, n = traffic.layout, traffic.choices, traffic.experts, traffic.layout.ep
     if experts is None or n == 1:
@@ -86,17 +86,17 @@ def expert_traffic(counts: Sequence[Sequence[int]], n_ranks: int) -> list[tuple[
     return [(sum(to[r]) - to[r][r], sum(row[r] for row in to) - to[r][r]) for r in range(n_ranks)]
 
 
-def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
     """Seconds of the tokens' way to the experts of one block and back, once in each direction."""
     shape, layout = timing.shape, timing.layout
     if layer != "block" or not shape.n_expert:
-        return Pass(), Pass()
+        return PassSeconds(), PassSeconds()
     n_bytes = timing.imbalance * timing.tokens * shape.top_k * shape.d_model * timing.narrow
     both = 2 * travel_s(timing.along("ep"), layout, n_bytes)
-    return Pass(ep=both), Pass(ep=both)
+    return PassSeconds(ep=both), PassSeconds(ep=both)
 
 
-def rows(timing: Timing, spent: Pass) -> Iterator[Item]:
+def rows(timing: Timing, spent: PassSeconds) -> Iterator[Item]:
     """The seconds of all tokens on their way in a step, for a model with experts."""
     if timing.shape.n_expert:
         times = (

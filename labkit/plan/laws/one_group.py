@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class OneGroup:
@@ -15,7 +15,7 @@ class OneGroup:
     options: tuple[str, ...] = ()
     axes: tuple[str, ...] = ("dp",)
 
-    def decoding(self, group: Group, choices: Choices) -> int:
+    def decoding(self, group: ShardedParameters, choices: Choices) -> int:
         """None: only DDP's gradients may be coded."""
         return 0
 

@@ -17,8 +17,8 @@ from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.schedules import LAWS
 from labkit.plan.laws.strategy import Waits
-from labkit.plan.laws.timing import Pass, Timing
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.timing import PassSeconds, Timing
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.machine.hardware import line_of
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
@@ -42,7 +42,7 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout, tied: bool) -> Itera
         )
 
 
-def sent(traffic: Traffic) -> Iterator[Item]:
+def sent(traffic: StepTraffic) -> Iterator[Item]:
     """Along pp: activations forward and their gradients back."""
     choices, layout, stages = traffic.choices, traffic.layout, traffic.stages
     last, n_bytes = choices.n_stages(layout.pp) - 1, traffic.tokens * traffic.d_model * traffic.word
@@ -64,7 +64,9 @@ class Lasts(NamedTuple):
     sends: float
 
 
-def lasts(timing: Timing, passes: Sequence[tuple[Pass, Pass]], own: float, weights: float, simulated: int) -> Lasts:
+def lasts(
+    timing: Timing, passes: Sequence[tuple[PassSeconds, PassSeconds]], own: float, weights: float, simulated: int
+) -> Lasts:
     """How long the schedule takes with these forwards and backwards of all stages; `own`: seconds of the busiest rank's
     actions; `weights`: W's share of a backward.
 

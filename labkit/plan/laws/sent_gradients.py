@@ -17,10 +17,10 @@ from typing import Protocol
 
 from labkit.plan.laws.bf16_gradients import InBf16
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.eight_bit_gradients import InEightBits
-from labkit.plan.laws.strategy import Moment, State
+from labkit.plan.laws.eight_bit_gradients import EightBitGradientsLaw
+from labkit.plan.laws.strategy import Moment, ReducedParameters
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class Way(Protocol):
@@ -34,10 +34,10 @@ class Way(Protocol):
     def coding_bytes(self) -> int:
         """Bytes that a device reads and writes for an element of fp32, all operations of both halves together."""
 
-    def holds(self, group: Group, moment: Moment) -> int:
+    def holds(self, group: ShardedParameters, moment: Moment) -> int:
         """Bytes that DDP holds over several ranks in the last pass, beside the gradients themselves."""
 
-    def decoding(self, group: Group) -> int:
+    def decoding(self, group: ShardedParameters) -> int:
         """Bytes at the highest moment when all buckets have left."""
 
     def excludes(self, choices: Choices) -> Iterator[str]:
@@ -49,7 +49,7 @@ class Way(Protocol):
     def remembered_bytes(self, numel: int, n: int, width: int) -> int:
         """Bytes that are kept between steps for `numel` elements over n ranks."""
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """Seconds until a bucket of `n_bytes` has been summed over all ranks."""
 
 
@@ -70,18 +70,18 @@ class Exact:
         """None: nothing is cut off."""
         return 0
 
-    def holds(self, group: Group, moment: Moment) -> int:
+    def holds(self, group: ShardedParameters, moment: Moment) -> int:
         """Nothing: they are summed where they are."""
         return 0
 
-    def decoding(self, group: Group) -> int:
+    def decoding(self, group: ShardedParameters) -> int:
         """Nothing."""
         return 0
 
-    def one_s(self, state: State, machine: Hardware, n_bytes: float) -> float:
+    def one_s(self, state: ReducedParameters, machine: Hardware, n_bytes: float) -> float:
         """An all_reduce."""
         return state.seconds(machine, "all_reduce", n_bytes)
 
 
-WAYS: Mapping[str, Way] = MappingProxyType({way.name: way for way in (Exact(), InBf16(), InEightBits())})
+WAYS: Mapping[str, Way] = MappingProxyType({way.name: way for way in (Exact(), InBf16(), EightBitGradientsLaw())})
 """The ways by their names in a recipe."""

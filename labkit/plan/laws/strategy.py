@@ -34,7 +34,7 @@ from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class Moves(NamedTuple):
@@ -60,7 +60,7 @@ class Amounts(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A moment of a pass of one micro-batch through a stage, as a group of its parameters (Group) sees it.
+    """A moment of a pass of one micro-batch through a stage, as a group of its parameters sees it.
 
     layer      the layer at work; `onward`: forward
     arrived    elements of the group whose gradients have arrived in this pass
@@ -81,7 +81,7 @@ class Moment(NamedTuple):
     shared: bool = False
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes by kind."""
 
     weights: int = 0
@@ -89,7 +89,7 @@ class Held(NamedTuple):
     other: int = 0
 
 
-class State(NamedTuple):
+class ReducedParameters(NamedTuple):
     """Parameters of a rank that are reduced together: how many, over how many ranks, so many apart; `share` ranks
     have one copy of their state between them, and `part` is their part of all parameters of the rank.
 
@@ -112,7 +112,7 @@ class State(NamedTuple):
         return machine.collective_s(verb, self.share, self.stride, n_bytes)
 
 
-class Work(NamedTuple):
+class ConcurrentWork(NamedTuple):
     """What communication may hide behind: `n_micro` micro-batches on a pipeline of `n_ranks`, of which each takes
     `forward_s` and `backward_s` seconds through the `n_units` blocks of a rank, whose weights are `wide` bytes."""
 
@@ -187,21 +187,23 @@ class Strategy(Protocol):
     def across(self, layout: Layout, copies: int) -> tuple[int, int]:
         """(groups that each have a copy of the state, how far apart the ranks are that have the same part of it)."""
 
-    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+    def holds(self, group: ShardedParameters, choices: Choices, moment: Moment) -> HeldBytes:
         """Bytes that it holds of a group at a moment, besides those that it holds all the time."""
 
-    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+    def rises(self, group: ShardedParameters, choices: Choices, layer: int) -> int:
         """Bytes by which what it holds of a group may rise at most, from the moment at which the backward of a layer
         begins until it is over: layers that cannot be the highest need no closer look."""
 
-    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+    def between(
+        self, group: ShardedParameters, choices: Choices, passes: int, finished: bool, whole: bool
+    ) -> HeldBytes:
         """The same of a stage that is not at work after some `passes`, or all of them (`finished`). `whole`: its
         units stay gathered."""
 
-    def decoding(self, group: Group, choices: Choices) -> int:
+    def decoding(self, group: ShardedParameters, choices: Choices) -> int:
         """Bytes at the highest moment after the last backward, while gradients that were coded are decoded."""
 
-    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+    def owned(self, group: ShardedParameters) -> tuple[tuple[ParamGroup, int], ...]:
         """Parameter group and elements of each tensor that a rank's optimizer steps on."""
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
@@ -213,7 +215,7 @@ class Strategy(Protocol):
     def expert_gathers(self, gathers: float, choices: Choices) -> float:
         """The gathers of experts that leave their stage, where blocks run again in backward."""
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: ConcurrentWork, choices: Choices, machine: Hardware) -> Waits:
         """Seconds of its communication in a step."""
 
     def gradient_words(self, width: int, share: str) -> str:

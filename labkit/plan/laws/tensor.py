@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from labkit.plan.breakdown import Item
 from labkit.plan.laws.choices import Choices
-from labkit.plan.laws.timing import Pass, Timing
-from labkit.plan.laws.traffic import Traffic
+from labkit.plan.laws.timing import PassSeconds, Timing
+from labkit.plan.laws.traffic import StepTraffic
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
@@ -37,7 +37,7 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
         )
 
 
-def sent(traffic: Traffic) -> Iterator[Item]:
+def sent(traffic: StepTraffic) -> Iterator[Item]:
     """Along tp: sums of activations, and of the loss."""
     n, choices, tokens, word = traffic.layout.tp, traffic.choices, traffic.tokens, traffic.word
     reduces = (4 + sums_again(choices, traffic.top_k > 0)) * traffic.n_layer + (0 in traffic.stages) + traffic.is_last
@@ -54,7 +54,7 @@ def sums_again(choices: Choices, mixed: bool = False) -> float:
     return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(choices.recompute, 0.5 * gathers * in_sequence)
 
 
-def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
+def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
     """Seconds of the sums of one layer, forward and backward, and those in which Python starts them.
 
     Attention and MLP close with a sum in each direction; the embedding with one forward, the head with one backward."""
@@ -68,18 +68,18 @@ def layer_s(timing: Timing, layer: str) -> tuple[Pass, Pass]:
     calls = (n > 1) * (1 + setting.in_sequence) * call
     size, machine = timing.tokens * timing.shape.d_model, timing.along("tp")
     forward, backward = (
-        Pass(tp=count * sum_s(machine, n, size, width, setting.in_sequence), host=count * calls)
+        PassSeconds(tp=count * sum_s(machine, n, size, width, setting.in_sequence), host=count * calls)
         for count, width in zip(counts, (timing.narrow, timing.wide), strict=True)
     )
     return forward, backward
 
 
-def rerun(choices: Choices, forward: Pass) -> Pass:
+def rerun(choices: Choices, forward: PassSeconds) -> PassSeconds:
     """What of a block's forward runs again where all of it does: one of its two sums, the last one, does not."""
     return forward._replace(tp=forward.tp * sums_again(choices) / 2)
 
 
-def row(timing: Timing, spent: Pass) -> Item:
+def row(timing: Timing, spent: PassSeconds) -> Item:
     """The seconds of all sums of a step."""
     formula = f"{timing.layout.tp} ranks, ring all_reduce of B T D, 4 a block"
     return Item("tp", spent.tp, "s", formula, "arXiv:1909.08053, 3")

@@ -25,7 +25,7 @@ LAYERS = ("embedding", "block", "dense", "head")
 """The kinds of layers: a "dense" block has no experts, in a model whose other blocks have some."""
 
 
-class Pass(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of one direction of a layer or a stage, for one micro-batch.
 
     compute   of the device;   tp   of sums over tp;   host   in which the device waits for Python;   ep   of
@@ -43,9 +43,9 @@ class Pass(NamedTuple):
         """Seconds from its begin to its end; what is hidden makes it no longer."""
         return self.compute + self.tp + self.host + self.ep + self.cp
 
-    def plus(self, other: Pass, times: float = 1) -> Pass:
+    def plus(self, other: PassSeconds, times: float = 1) -> PassSeconds:
         """This, and the other one so many times behind it."""
-        return Pass(*[own + times * added for own, added in zip(self, other, strict=True)])
+        return PassSeconds(*[own + times * added for own, added in zip(self, other, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """One rank of a layout in one step: `n_layer` blocks with `parameter_bytes` of weights, those of its experts not
     among them; `row` tokens of a whole row, `d_model` numbers each.
 

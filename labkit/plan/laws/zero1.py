@@ -10,33 +10,35 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.1 and 7.
 from __future__ import annotations
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets, left
-from labkit.plan.laws.strategy import Amounts, Held, Moment
-from labkit.plan.partition.stage import Group
+from labkit.plan.laws.in_buckets import InBucketsLaw, left
+from labkit.plan.laws.strategy import Amounts, HeldBytes, Moment
+from labkit.plan.partition.stage import ShardedParameters
 
 
-class ZeRO1Law(InBuckets):
+class ZeRO1Law(InBucketsLaw):
     """ZeRO-1: what it holds; the rest is as in_buckets.py says."""
 
     name = words = "zero1"
     title, cuts = "ZeRO-1", Cuts(False, False, True)
     every_pass_sends = False
 
-    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+    def holds(self, group: ShardedParameters, choices: Choices, moment: Moment) -> HeldBytes:
         """First pass a, later N; in the last pass a bucket leaves, and 1/n of it comes back: - s + s/n.
 
         a elements of N have arrived, s of them are in buckets that are full."""
         whole = group.numel if moment.passes else moment.arrived
         if not moment.last:
-            return Held(gradients=whole * group.sums)
+            return HeldBytes(gradients=whole * group.sums)
         sent, bucket = left(group, moment)
         other = bucket * (moment.leaves or group.n > 1)
-        return Held(0, (whole - sent + sent // group.n) * group.sums, other * group.sums)
+        return HeldBytes(0, (whole - sent + sent // group.n) * group.sums, other * group.sums)
 
-    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+    def between(
+        self, group: ShardedParameters, choices: Choices, passes: int, finished: bool, whole: bool
+    ) -> HeldBytes:
         """All gradients: they are added up, and wait for the last; then 1/n of them."""
         elements = group.padded // group.n if finished else group.numel * (passes > 0)
-        return Held(gradients=elements * group.sums)
+        return HeldBytes(gradients=elements * group.sums)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
         """Whole gradients, this rank's part of them, and buckets on their way."""

@@ -10,19 +10,19 @@ Source: Rajbhandari et al., arXiv:1910.02054, sections 5.2 and 7.
 from __future__ import annotations
 
 from labkit.plan.laws.choices import Choices, Cuts
-from labkit.plan.laws.in_buckets import InBuckets, left, waiting_gradients
-from labkit.plan.laws.strategy import Amounts, Held, Moment
-from labkit.plan.partition.stage import Group
+from labkit.plan.laws.in_buckets import InBucketsLaw, left, waiting_gradients
+from labkit.plan.laws.strategy import Amounts, HeldBytes, Moment
+from labkit.plan.partition.stage import ShardedParameters
 
 
-class ZeRO2Law(InBuckets):
+class ZeRO2Law(InBucketsLaw):
     """ZeRO-2: what it holds; the rest is as in_buckets.py says."""
 
     name = words = "zero2"
     title, cuts = "ZeRO-2", Cuts(False, True, True)
     every_pass_sends = True
 
-    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+    def holds(self, group: ShardedParameters, choices: Choices, moment: Moment) -> HeldBytes:
         """a - s of the bucket that fills, 1/n of those that have left; of a later pass 1/n of the one on its way, too.
 
         a elements have arrived, s of them are in buckets that are full."""
@@ -33,9 +33,11 @@ class ZeRO2Law(InBuckets):
         stays = group.padded if passes else sent
         other = bucket * (moment.leaves or n > 1)
         part = bucket // n * (passes > (not full) and not moment.leaves)
-        return Held(0, (moment.arrived - sent + stays // n) * group.sums, (other + part) * group.sums)
+        return HeldBytes(0, (moment.arrived - sent + stays // n) * group.sums, (other + part) * group.sums)
 
-    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+    def between(
+        self, group: ShardedParameters, choices: Choices, passes: int, finished: bool, whole: bool
+    ) -> HeldBytes:
         """1/n of the gradients, and the last bucket on its way."""
         return waiting_gradients(group, group.buckets[-1].padded, passes, finished)
 

@@ -22,11 +22,20 @@ from itertools import chain, islice
 from labkit.plan.laws.choices import Choices, Cuts
 from labkit.plan.laws.in_buckets import waiting_gradients
 from labkit.plan.laws.one_group import OneGroup
-from labkit.plan.laws.strategy import Amounts, Held, Moment, Moves, State, Waits, Work, beside
+from labkit.plan.laws.strategy import (
+    Amounts,
+    ConcurrentWork,
+    HeldBytes,
+    Moment,
+    Moves,
+    ReducedParameters,
+    Waits,
+    beside,
+)
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.setting import is_linear
 from labkit.plan.partition.groups import ParamGroup
-from labkit.plan.partition.stage import Group
+from labkit.plan.partition.stage import ShardedParameters
 
 
 class ZeRO3Law(OneGroup):
@@ -56,7 +65,7 @@ class ZeRO3Law(OneGroup):
                 "they need in between: use '1f1b'"
             )
 
-    def holds(self, group: Group, choices: Choices, moment: Moment) -> Held:
+    def holds(self, group: ShardedParameters, choices: Choices, moment: Moment) -> HeldBytes:
         """Whole units, and gradients: of this layer's unit, and of the one before, which is on its way."""
         weights, copies = _whole(group, choices, moment)
         k, n, last = moment.layer, group.n, group.last_unit * (moment.passes > 0)
@@ -68,18 +77,20 @@ class ZeRO3Law(OneGroup):
         stays = group.padded if moment.passes else done
         other = group.units[k] if moment.leaves else leaving * (n > 1)
         part = leaving // n * (moment.passes > (not done) and not moment.leaves)  # added to that of passes before
-        return Held(weights, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
+        return HeldBytes(weights, fresh + stays // n * group.sums, (other + part) * group.sums + copies)
 
-    def rises(self, group: Group, choices: Choices, layer: int) -> int:
+    def rises(self, group: ShardedParameters, choices: Choices, layer: int) -> int:
         """The gradients of the layer's unit, as they are made and as they leave."""
         return group.units[layer] * (choices.gathered_bytes * (1 + choices.fp32_gradients) + group.sums)
 
-    def between(self, group: Group, choices: Choices, passes: int, finished: bool, whole: bool) -> Held:
+    def between(
+        self, group: ShardedParameters, choices: Choices, passes: int, finished: bool, whole: bool
+    ) -> HeldBytes:
         """1/n of the gradients, and the last unit's on their way; without resharding all units may be `whole`."""
         weights = (sum(group.units) + group.staying) * choices.gathered_bytes * whole
         return waiting_gradients(group, group.last_unit, passes, finished)._replace(weights=weights)
 
-    def owned(self, group: Group) -> tuple[tuple[ParamGroup, int], ...]:
+    def owned(self, group: ShardedParameters) -> tuple[tuple[ParamGroup, int], ...]:
         """A part of each layer, and of a weight that several layers use."""
         return tuple((kind, size // group.n) for unit in (*group.flat, group.stay) for kind, size in unit)
 
@@ -108,7 +119,7 @@ class ZeRO3Law(OneGroup):
         units that stay whole wait for the second run, too, and so for the end of the step."""
         return gathers + choices.n_micro if choices.reshard else 1
 
-    def waits(self, state: State, work: Work, choices: Choices, machine: Hardware) -> Waits:
+    def waits(self, state: ReducedParameters, work: ConcurrentWork, choices: Choices, machine: Hardware) -> Waits:
         """A block is gathered before its forward and before its backward, and its gradients leave behind it.
 
         Where several groups have a copy of the state, gradients go across these after the last micro-batch."""
@@ -134,7 +145,7 @@ class ZeRO3Law(OneGroup):
         return f"{width} N{share} + fresh ones"
 
 
-def _whole(group: Group, choices: Choices, moment: Moment) -> tuple[int, int]:
+def _whole(group: ShardedParameters, choices: Choices, moment: Moment) -> tuple[int, int]:
     """Bytes of whole units: this layer's, those ahead, and the weight that several layers use; and of copies of this
     rank's parts of those that come."""
     k, units, count = moment.layer, group.units, len(group.units)
@@ -149,7 +160,7 @@ def _whole(group: Group, choices: Choices, moment: Moment) -> tuple[int, int]:
     return weights * choices.gathered_bytes, sum(_copy_bytes(group, choices, j) for j in coming)
 
 
-def _copy_bytes(group: Group, choices: Choices, k: int) -> int:
+def _copy_bytes(group: ShardedParameters, choices: Choices, k: int) -> int:
     """Bytes of a copy of this rank's part of a unit in the width in which it travels, until all has come; of codes."""
     if choices.fp8_gathers:
         coded = sum(size for name, size in group.params[k].sizes if is_linear(name))

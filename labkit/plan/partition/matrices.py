@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from labkit.plan.model.sizes import Sizes
-from labkit.plan.partition.owners import Held, Run, assign, runs_of, sent
+from labkit.plan.partition.owners import ElementRun, PlacedMatrix, assign, runs_of, sent
 
 
 class Matrix(NamedTuple):
@@ -136,7 +136,7 @@ class MatrixStep:
         slices = [matrix.slice_of(tp) for matrix in self.matrices]
         sizes = [[math.prod(matrix.slice_of(tp)) for matrix in buffer] for buffer in buffers]
         runs = [run for buffer in sizes for run in runs_of(buffer, n)]
-        self.held = [Held(r * c, law.flops(r, c), own) for (r, c), own in zip(slices, runs, strict=True)]
+        self.held = [PlacedMatrix(r * c, law.flops(r, c), own) for (r, c), own in zip(slices, runs, strict=True)]
         self.owners = assign(self.held, n)
         self.shards = [-(-sum(buffer) // n) for buffer in sizes]
         self.owned_matrices = self.owned_by(place)
@@ -152,11 +152,11 @@ class MatrixStep:
         """The numbers of the matrices whose slices this rank of dp owns."""
         return [k for k, owner in enumerate(self.owners) if owner == place]
 
-    def slice(self, matrix: Matrix) -> Held:
+    def slice(self, matrix: Matrix) -> PlacedMatrix:
         """A matrix as the ranks of tp hold it: one slice on each, and the flops of the whole."""
         part = matrix.numel // self.tp
         flops = self.law.flops(matrix.rows, matrix.cols)
-        return Held(matrix.numel, flops, tuple(Run(rank, rank * part, part) for rank in range(self.tp)))
+        return PlacedMatrix(matrix.numel, flops, tuple(ElementRun(rank, rank * part, part) for rank in range(self.tp)))
 
     @cached_property
     def mine(self) -> list[Matrix]:

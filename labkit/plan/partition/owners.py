@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class ElementRun(NamedTuple):
     """`size` elements of a flattened matrix, from element `start`, lie on `rank`."""
 
     rank: int
@@ -30,15 +30,15 @@ class Run(NamedTuple):
     size: int
 
 
-class Held(NamedTuple):
+class PlacedMatrix(NamedTuple):
     """A matrix of `numel` elements: the work of its owner, in flops or any other unit, and where its pieces lie."""
 
     numel: int
     work: int
-    runs: tuple[Run, ...]
+    runs: tuple[ElementRun, ...]
 
 
-def runs_of(sizes: Sequence[int], n: int) -> list[tuple[Run, ...]]:
+def runs_of(sizes: Sequence[int], n: int) -> list[tuple[ElementRun, ...]]:
     """The pieces of matrices of these sizes, laid end to end in a flat buffer that is cut into n equal shards."""
     shard = -(-sum(sizes) // n)
     runs = []
@@ -46,11 +46,11 @@ def runs_of(sizes: Sequence[int], n: int) -> list[tuple[Run, ...]]:
         first = end - size
         ranks = range(first // max(1, shard), min(n, -(-end // max(1, shard))))  # the only ones that may have a piece
         cuts = [(rank, max(first, rank * shard), min(end, (rank + 1) * shard)) for rank in ranks]
-        runs.append(tuple(Run(rank, low - first, high - low) for rank, low, high in cuts if low < high))
+        runs.append(tuple(ElementRun(rank, low - first, high - low) for rank, low, high in cuts if low < high))
     return runs
 
 
-def assign(held: Sequence[Held], n: int) -> tuple[int, ...]:
+def assign(held: Sequence[PlacedMatrix], n: int) -> tuple[int, ...]:
     """The owner of each matrix: a rank, of those that hold a piece of it. The same on every rank."""
     owners, load = [0] * len(held), [0] * n
     for k in sorted(range(len(held)), key=lambda k: (-held[k].work, k)):
@@ -60,7 +60,7 @@ def assign(held: Sequence[Held], n: int) -> tuple[int, ...]:
     return tuple(owners)
 
 
-def sent(held: Sequence[Held], owners: Sequence[int], rank: int) -> int:
+def sent(held: Sequence[PlacedMatrix], owners: Sequence[int], rank: int) -> int:
     """Elements that a rank sends in a step: to owners before their work, and of its own answers after it."""
     total = 0
     for matrix, owner in zip(held, owners, strict=True):

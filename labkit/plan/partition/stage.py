@@ -27,7 +27,7 @@ EXPERTS = "experts."
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class StageTable:
     """Layers in a row; `tied`: the head's weight is the embedding's, in this stage. (`stage_of` gives the same object
     for the same stage, so that a stage is quick to look up.)"""
 
@@ -97,14 +97,14 @@ class Stage:
 @lru_cache(maxsize=1024)
 def stage_of(
     shape: ModelShape, setting: Setting, n_blocks: int, first: bool, last: bool, n_dense: int, tied: bool
-) -> Stage:
+) -> StageTable:
     """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last. The first
     `n_dense` of its blocks have an MLP where the others have experts."""
     kinds = ["embedding"] * first + ["dense"] * n_dense + ["block"] * (n_blocks - n_dense) + ["head", "loss"] * last
-    return Stage(tuple(layer(shape, kind, setting) for kind in kinds), tied)
+    return StageTable(tuple(layer(shape, kind, setting) for kind in kinds), tied)
 
 
-class Bucket(NamedTuple):
+class PlannedBucket(NamedTuple):
     """Gradients that travel together, all of one parameter group: elements that have arrived once its last one has;
     (name, elements) of its parameters, last to first; their elements, and these padded so that n divides them."""
 
@@ -116,7 +116,7 @@ class Bucket(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class ShardedParameters:
     """Parameters that are shared out over the same `n` ranks.
 
     sums      bytes of a gradient that is added up;   bucket_bytes    of a bucket
@@ -153,7 +153,7 @@ class Group:
         return tuple(accumulate(reversed(self.units), initial=0))[-2::-1]
 
     @cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[PlannedBucket, ...]:
         """Its buckets, in the order in which they are full (labkit.plan.partition.buckets)."""
         named = [pair for one in self.params for pair in one.sizes]
         before = (0, *accumulate(size for _, size in named))
@@ -162,7 +162,7 @@ class Group:
             sizes = tuple(named[k] for k in members)
             numel = sum(size for _, size in sizes)
             full_at = self.numel - before[min(members)]
-            buckets.append(Bucket(full_at, self.tensors[members[0]][0], sizes, numel, numel + -numel % self.n))
+            buckets.append(PlannedBucket(full_at, self.tensors[members[0]][0], sizes, numel, numel + -numel % self.n))
         return tuple(buckets)
 
     @cached_property
@@ -226,24 +226,24 @@ class Group:
 
 @lru_cache(maxsize=1024)
 def groups_of(
-    stage: Stage, n: int, n_experts: int, apart: bool, sums: int, bucket_bytes: int, grouping: Grouping, stays: str
-) -> tuple[Group, ...]:
+    stage: StageTable, n: int, n_experts: int, apart: bool, sums: int, bucket_bytes: int, grouping: Grouping, stays: str
+) -> tuple[ShardedParameters, ...]:
     """The groups of a stage: all parameters, or with `apart` the rest and the experts."""
     how = sums, bucket_bytes, grouping, stays
     if not apart:
-        return (Group(stage.params, n, *how),)
-    groups = Group(stage.part(False), n, *how), Group(stage.part(True), n_experts, *how)
+        return (ShardedParameters(stage.params, n, *how),)
+    groups = ShardedParameters(stage.part(False), n, *how), ShardedParameters(stage.part(True), n_experts, *how)
     return groups if groups[1].numel else groups[:1]
 
 
 @dataclass(frozen=True, eq=False)
-class Parameters:
+class RankParameters:
     """All parameters of a rank: of each of its stages the groups that are shared out over the same ranks."""
 
-    stages: tuple[tuple[Group, ...], ...]
+    stages: tuple[tuple[ShardedParameters, ...], ...]
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ShardedParameters, ...]:
         """The groups of all stages."""
         return tuple(group for groups in self.stages for group in groups)
 
@@ -269,5 +269,5 @@ class Parameters:
         return max(layers), max(size for group in self.groups for one in group.params for _, size in one.sizes)
 
 
-def _numels(group: Group) -> list[int]:
+def _numels(group: ShardedParameters) -> list[int]:
     return [one.numel for one in group.params]

@@ -40,7 +40,7 @@ WORDS = MappingProxyType(
 """Bytes of a number, by torch's name of its dtype."""
 
 
-class Block(NamedTuple):
+class Rectangle(NamedTuple):
     """Rows `top` to `bottom` (not included), columns `left` to `right`, of a parameter that is seen as a matrix."""
 
     top: int
@@ -53,9 +53,9 @@ class Block(NamedTuple):
         """Elements."""
         return max(0, self.bottom - self.top) * max(0, self.right - self.left)
 
-    def common(self, other: Block) -> Block:
+    def common(self, other: Rectangle) -> Rectangle:
         """The elements that are in both; `numel` is 0 if there are none."""
-        return Block(
+        return Rectangle(
             max(self.top, other.top), min(self.bottom, other.bottom),
             max(self.left, other.left), min(self.right, other.right),
         )  # fmt: skip
@@ -64,50 +64,52 @@ class Block(NamedTuple):
 class Placement(NamedTuple):
     """The elements of one parameter that one rank holds, or wants.
 
-    rank     in the world
-    name     of the parameter in the whole model
-    shape    of the whole parameter
-    cut      the dim along which tp has cut it into `of` slices, of which this rank has number `part`; None: it has not
-    start    the first element in the flattened slice, and `numel` of them
-    dtype    torch's name of it, in which the rank holds or wants them
+    rank          in the world
+    name          of the parameter in the whole model
+    global_shape  of the whole parameter
+    shard_dim     the dim along which tp has cut it into `n_shards`, of which this rank has number `shard_index`; None
+                  if it has not
+    offset        the first element in the flattened shard, and `numel` of them
+    dtype         torch's name of it, in which the rank holds or wants them
     """
 
     rank: int
     name: str
-    shape: tuple[int, ...]
-    cut: int | None
-    part: int
-    of: int
-    start: int
+    global_shape: tuple[int, ...]
+    shard_dim: int | None
+    shard_index: int
+    n_shards: int
+    offset: int
     numel: int
     dtype: str
 
     @property
-    def cut_out(self) -> Block:
-        """The slice that tp has cut out. ValueError for a cut along a dim behind the second."""
-        rows, cols = matrix(self.shape)
-        if self.cut is None:
-            return Block(0, rows, 0, cols)
-        if self.cut not in (0, 1) or self.cut >= len(self.shape):
-            raise ValueError(f"{self.name} {self.shape} is cut along dim {self.cut}: only dims 0 and 1 can be met")
-        first, last = (_begin(self.shape[self.cut], part, self.of) for part in (self.part, self.part + 1))
-        inner = prod(self.shape[2:])
-        return Block(first, last, 0, cols) if self.cut == 0 else Block(0, rows, first * inner, last * inner)
+    def shard(self) -> Rectangle:
+        """The shard that tp has cut out. ValueError for a cut along a dim behind the second."""
+        shape, dim = self.global_shape, self.shard_dim
+        rows, cols = matrix(shape)
+        if dim is None:
+            return Rectangle(0, rows, 0, cols)
+        if dim not in (0, 1) or dim >= len(shape):
+            raise ValueError(f"{self.name} {shape} is cut along dim {dim}: only dims 0 and 1 can be met")
+        first, last = (_begin(shape[dim], index, self.n_shards) for index in (self.shard_index, self.shard_index + 1))
+        inner = prod(shape[2:])
+        return Rectangle(first, last, 0, cols) if dim == 0 else Rectangle(0, rows, first * inner, last * inner)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Rectangle, ...]:
         """Where the elements lie in the whole parameter: at most three blocks."""
-        top, _, left, right = self.cut_out
+        top, _, left, right = self.shard
         if not self.numel:
             return ()
-        width, end = right - left, self.start + self.numel
-        (first, begin), (last, stop) = divmod(self.start, width), divmod(end, width)
+        width, end = right - left, self.offset + self.numel
+        (first, begin), (last, stop) = divmod(self.offset, width), divmod(end, width)
         if first == last:
             runs = [(first, first + 1, begin, stop)]
         else:
             whole_from = first + (begin > 0)
             runs = [(first, whole_from, begin, width), (whole_from, last, 0, width), (last, last + 1, 0, stop)]
-        placed = (Block(top + a, top + b, left + c, left + d) for a, b, c, d in runs)
+        placed = (Rectangle(top + a, top + b, left + c, left + d) for a, b, c, d in runs)
         return tuple(block for block in placed if block.numel)
 
     @property
@@ -115,10 +117,10 @@ class Placement(NamedTuple):
         """Bytes of these elements."""
         return self.numel * WORDS[self.dtype]
 
-    def offset(self, block: Block) -> tuple[int, int]:
-        """Where a block of these elements begins in the run, and the elements from one of its rows to the next."""
-        top, _, left, right = self.cut_out
-        return (block.top - top) * (right - left) + block.left - left - self.start, right - left
+    def begin_and_stride(self, block: Rectangle) -> tuple[int, int]:
+        """The place in the run at which a block begins, and the elements from one row of the block to the next."""
+        top, _, left, right = self.shard
+        return (block.top - top) * (right - left) + block.left - left - self.offset, right - left
 
 
 class Move(NamedTuple):
@@ -126,7 +128,7 @@ class Move(NamedTuple):
 
     source: Placement
     target: Placement
-    block: Block
+    block: Rectangle
 
     @property
     def stays(self) -> bool:
@@ -139,7 +141,7 @@ class Move(NamedTuple):
         return self.block.numel * WORDS[self.target.dtype]
 
 
-Holders = dict[str, dict[tuple[Block, ...], list[Placement]]]
+Holders = dict[str, dict[tuple[Rectangle, ...], list[Placement]]]
 """Name -> the blocks that some ranks hold of it, and which ranks hold just these."""
 
 
@@ -178,7 +180,7 @@ def wholes(wanted: Iterable[Placement], rank: int) -> tuple[Placement, ...]:
     """Each parameter that is wanted, once and whole, on one rank."""
     firsts = {place.name: place for place in reversed(list(wanted))}
     return tuple(
-        Placement(rank, name, place.shape, None, 0, 1, 0, prod(place.shape), place.dtype)
+        Placement(rank, name, place.global_shape, None, 0, 1, 0, prod(place.global_shape), place.dtype)
         for name, place in reversed(firsts.items())
     )
 
@@ -194,7 +196,7 @@ def rounds(travelling: Iterable[Move], bucket_bytes: int) -> Iterator[tuple[Move
     bucket: list[Move] = []
     filled = 0
     for some in by_name.values():
-        dtype, n_bytes = some[0].target.dtype, prod(some[0].target.shape) * WORDS[some[0].target.dtype]
+        dtype, n_bytes = some[0].target.dtype, prod(some[0].target.global_shape) * WORDS[some[0].target.dtype]
         if bucket and (filled + n_bytes > bucket_bytes or bucket[-1].target.dtype != dtype):
             yield tuple(bucket)
             bucket, filled = [], 0
@@ -220,10 +222,10 @@ def buffer_bytes(travelling: Iterable[Move], rank: int, bucket_bytes: int) -> in
     return max((sent_bytes(some, rank) + received_bytes(some, rank) for some in buckets), default=0)
 
 
-def _begin(size: int, part: int, of: int) -> int:
-    """Where part `part` of `of` begins, as `torch.tensor_split` cuts: the first parts are longer by one."""
-    base, longer = divmod(size, of)
-    return part * base + min(part, longer)
+def _begin(size: int, index: int, n_shards: int) -> int:
+    """The first row of shard `index`, as `torch.tensor_split` cuts: the first shards are longer by one."""
+    base, longer = divmod(size, n_shards)
+    return index * base + min(index, longer)
 
 
 def _check(holders: Holders, wishes: dict[str, list[Placement]]) -> None:
@@ -235,7 +237,7 @@ def _check(holders: Holders, wishes: dict[str, list[Placement]]) -> None:
                 f"the {has} has {name}, the {lacks} has not: build both from one GPTConfig (a tied head is no "
                 "parameter of its own)"
             )
-        kinds = sorted({str(place.shape) for place in [*places, *wishes[name]]})
+        kinds = sorted({str(place.global_shape) for place in [*places, *wishes[name]]})
         if len(kinds) > 1:
             raise ValueError(f"{name} has shapes {' and '.join(kinds)}: trainer and generator are different models")
         dtypes = sorted({place.dtype for place in wishes[name]})
@@ -244,8 +246,9 @@ def _check(holders: Holders, wishes: dict[str, list[Placement]]) -> None:
                 f"{name} is wanted as {' and '.join(dtypes)}: one of {', '.join(WORDS)}, the same on every rank"
             )
         numel = sum(block.numel for blocks in holders[name] for block in blocks)
-        if numel != prod(places[0].shape):
+        shape = places[0].global_shape
+        if numel != prod(shape):
             raise ValueError(
-                f"of {prod(places[0].shape):,} elements of {name} {places[0].shape} the trainer's ranks hold {numel:,} "
+                f"of {prod(shape):,} elements of {name} {shape} the trainer's ranks hold {numel:,} "
                 "(copies counted once): let every rank of the trainer say what it holds"
             )

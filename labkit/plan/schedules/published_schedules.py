@@ -179,7 +179,7 @@ PERIOD = 6
 """Slots of a round on a rank: F, B and W of both its stages, one slot each."""
 
 
-class Block(NamedTuple):
+class MicroBatchSlots(NamedTuple):
     """The slots of one micro-batch's actions on a rank with stages a and b of a V."""
 
     a_forward: int
@@ -221,7 +221,7 @@ def _repeated(name: str, p: int, n_micro: int, steps: tuple[int, int]) -> Schedu
 
 
 @lru_cache(maxsize=256)
-def _least(p: int, ahead: int, back: int) -> list[Block]:
+def _least(p: int, ahead: int, back: int) -> list[MicroBatchSlots]:
     """The blocks of all ranks that hold least, and of those the shortest; `ahead`: slots from one rank's action to the
     next rank's on the way out, `back`: on the way home. No two actions of a rank may fall on one slot of a round."""
     tries = []
@@ -237,13 +237,13 @@ def _least(p: int, ahead: int, back: int) -> list[Block]:
     return min(tries, key=lambda row: (row[0], sum(row[1]), row[1]))[2]
 
 
-def _with_weights(a_f: int, b_f: int, b_b: int, a_b: int) -> Block:
+def _with_weights(a_f: int, b_f: int, b_b: int, a_b: int) -> MicroBatchSlots:
     """The block with its W's in the two slots that are left, each as soon as that can be."""
     free = sorted(set(range(PERIOD)) - {slot % PERIOD for slot in (a_f, b_f, b_b, a_b)})
     blocks = []
     for b_slot, a_slot in (free, reversed(free)):
         b_w, a_w = b_b + 1 + (b_slot - b_b - 1) % PERIOD, a_b + 1 + (a_slot - a_b - 1) % PERIOD
-        blocks.append(Block(a_f, b_f, b_b, a_b, b_w, a_w))
+        blocks.append(MicroBatchSlots(a_f, b_f, b_b, a_b, b_w, a_w))
     return min(blocks, key=lambda block: (block.held, block.b_weights + block.a_weights))
 
 

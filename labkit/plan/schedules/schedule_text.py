@@ -23,7 +23,7 @@ SHAPE = re.compile(r"(\d{0,6})([FBW])(\d{1,6})")
 PAUSE = re.compile(r"[.\-_]+")
 
 
-class Position(NamedTuple):
+class TextPosition(NamedTuple):
     """Where a word stands: line and column, both from 1."""
 
     line: int
@@ -47,7 +47,7 @@ def to_text(schedule: Schedule) -> str:
 def from_text(text: str, name: str = "by hand") -> Schedule:
     """The schedule that a text describes, validated. ValueError that names line, column and the mend if it is none."""
     rows: list[list[Action]] = []
-    places: dict[tuple[int, Action], Position] = {}
+    places: dict[tuple[int, Action], TextPosition] = {}
     homes: tuple[int | tuple[int, ...], ...] | None = None
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0]
@@ -56,7 +56,7 @@ def from_text(text: str, name: str = "by hand") -> Schedule:
         elif words.strip():
             row = []
             for word in WORD.finditer(words):
-                place = Position(number, word.start() + 1)
+                place = TextPosition(number, word.start() + 1)
                 if (action := _action(word[0], place, len(rows))) is not None:
                     places.setdefault((len(rows), action), place)
                     row.append(action)
@@ -81,7 +81,7 @@ def from_text(text: str, name: str = "by hand") -> Schedule:
         raise ValueError(_located(str(error), places)) from None
 
 
-def _action(word: str, place: Position, rank: int) -> Action | None:
+def _action(word: str, place: TextPosition, rank: int) -> Action | None:
     if PAUSE.fullmatch(word):
         return None
     match = SHAPE.fullmatch(word.upper())
@@ -97,7 +97,7 @@ def _homes(text: str, number: int) -> tuple[int | tuple[int, ...], ...]:
     homes: list[int | tuple[int, ...]] = []
     begin = text.lower().index("placement") + len("placement")
     for word in re.finditer(r"[^\s:=]+", text[begin:]):
-        place = Position(number, begin + word.start() + 1)
+        place = TextPosition(number, begin + word.start() + 1)
         if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", word[0]):
             raise ValueError(
                 f"{place}: {word[0][:20]!r} is no rank: write the rank of each stage, as in placement: 0 1 1 0"
@@ -121,7 +121,7 @@ def _found(rows: list[list[Action]], n_stages: int) -> tuple[int | tuple[int, ..
     return None if homes == [stage % len(rows) for stage in range(n_stages)] else tuple(homes)
 
 
-def _located(message: str, places: dict[tuple[int, Action], Position]) -> str:
+def _located(message: str, places: dict[tuple[int, Action], TextPosition]) -> str:
     """The message, with the place of the first action that it names and the text has."""
     for stage, kind, micro in re.findall(r"\b(\d+)([FBW])(\d+)\b", message):
         named = Action(kind, int(stage), int(micro))

@@ -32,7 +32,7 @@ from functools import cached_property
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.memory import Pass, of_passes
+from labkit.plan.step.memory import MicroBatchPass, of_passes
 from labkit.plan.step.rank import Rank
 
 NODE = 8
@@ -98,7 +98,7 @@ class _Rank(Rank):
         backward, where all its gradients are there, in bf16, and ZeRO-1's gather of all new weights at once."""
         n_bytes = 2 * self.numel
         base = n_bytes + 4 * self.numel + 12 * self.numel // shards + n_bytes * (self.layout.dp > 1)
-        backwards = [Pass(self, turn) for turn in self.turns if turn.kind == "B"]
+        backwards = [MicroBatchPass(self, turn) for turn in self.turns if turn.kind == "B"]
         ends = [n_bytes + one.others + one.waits for one in backwards]
         gather = (n_bytes + n_bytes // shards) * (shards > 1)
         return base + max(gather, *ends, of_passes(self).total)

@@ -52,7 +52,7 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.layers import layer as table
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
-from labkit.plan.step.compute_time import Bench
+from labkit.plan.step.compute_time import OpSeconds
 
 LINEARS = ("query", "key", "value", "out", "up", "down")
 TARGETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -280,7 +280,7 @@ def adapter_step(
     return Breakdown(Item(name, value, "s", formula, source) for name, value, formula, source in parts)
 
 
-class FrozenBench(Bench):
+class FrozenBench(OpSeconds):
     """Seconds of a layer whose weights are frozen, with an adapter beside each linear of a block.
 
     `unpacking` are those of making 16 bits of 4, once for each linear of the layer."""

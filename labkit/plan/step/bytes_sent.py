@@ -21,7 +21,7 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws import context, data_parallel, expert_tensor, experts as expert_law, pipeline, tensor
-from labkit.plan.laws.traffic import ExpertLoad, Traffic
+from labkit.plan.laws.traffic import ExpertLoad, StepTraffic
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import sent_over
@@ -47,7 +47,7 @@ def sent_per_step(
         raise ValueError(f"the laws here are for precisions of one width, got precision={recipe.precision!r}")
     heads = ModelShape.of(shape) if shape is not None else None
     shared = heads.n_head // heads.kv_heads if heads else 1
-    traffic = Traffic(
+    traffic = StepTraffic(
         layout, recipe, rank, parameter_bytes, n_layer, d_model, seq, coded_params, shared, experts
     )  # fmt: skip
     items = [

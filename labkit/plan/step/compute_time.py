@@ -52,10 +52,10 @@ def seconds_of(
 ) -> Seconds:
     """Time of "embedding", "block", "dense" (a block without experts in a model that has them) or "head" (with the
     loss)."""
-    return Bench(shape, setting, precision, hardware, imbalance).time(layer)
+    return OpSeconds(shape, setting, precision, hardware, imbalance).time(layer)
 
 
-class Bench:
+class OpSeconds:
     """Adds up the seconds of a layer's ops: `forward`, `backward`, and `host`."""
 
     def __init__(

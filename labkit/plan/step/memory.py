@@ -45,11 +45,11 @@ from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import pairs_in_flight
 from labkit.plan.job.turns import Turn
-from labkit.plan.laws.strategy import Held, Moment
+from labkit.plan.laws.strategy import HeldBytes, Moment
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import Group, Stage
+from labkit.plan.partition.stage import ShardedParameters, StageTable
 from labkit.plan.step.rank import Rank
 from labkit.plan.words import plural
 
@@ -94,9 +94,9 @@ def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, de
     )
 
 
-def plus(one: Held, other: Held) -> Held:
+def plus(one: HeldBytes, other: HeldBytes) -> HeldBytes:
     """The sum of what two hold."""
-    return Held(one.weights + other.weights, one.gradients + other.gradients, one.other + other.other)
+    return HeldBytes(one.weights + other.weights, one.gradients + other.gradients, one.other + other.other)
 
 
 def peak_bytes(rank: Rank) -> int:
@@ -112,7 +112,7 @@ def highest(rank: Rank) -> Sum:
 def of_passes(rank: Rank) -> Sum:
     """The highest moment of forward and backward, in each turn of the rank's program that may be the fullest; or that
     between steps, if there is none higher."""
-    passes = [Pass(rank, turn) for turn in rank.turns]
+    passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
     top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=total)
     layers = [(one, k) for one in passes for k in one.layers]
     most, first = [one.most(k) for one, k in layers], -1
@@ -132,19 +132,19 @@ def total(moment: Sum) -> int:
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatchPass:
     """A micro-batch on its way through one stage of a rank, and all that is alive around it."""
 
     rank: Rank
     turn: Turn
 
     @cached_property
-    def stage(self) -> Stage:
+    def stage(self) -> StageTable:
         """The stage at work."""
         return self.rank.stages[self.turn.stage]
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ShardedParameters, ...]:
         """The groups of its parameters."""
         return self.rank.groups[self.turn.stage]
 
@@ -159,16 +159,16 @@ class Pass:
         return self.turn.back * self.rank.boundary + self.rank.cut_rows
 
     @cached_property
-    def beside(self) -> Held:
+    def beside(self) -> HeldBytes:
         """Bytes that the strategies of the other stages of this rank hold."""
-        turn, r, held = self.turn, self.rank.recipe, Held()
+        turn, r, held = self.turn, self.rank.recipe, HeldBytes()
         for k, groups in enumerate(self.rank.groups):
             for group in groups if k != turn.stage else ():
                 whole = turn.held[k] > 0 and not r.reshard
                 held = plus(held, r.strategy_law.between(group, r, turn.done[k], turn.finished[k], whole))
         return held
 
-    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> Held:
+    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> HeldBytes:
         """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
         experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
         turn, r = self.turn, self.rank.recipe
@@ -181,7 +181,7 @@ class Pass:
             held = plus(held, r.strategy_law.holds(group, r, moment))
         return held
 
-    def sum(self, when: str, held: Held, activations: int, other: int, gradients: int = 0) -> Sum:
+    def sum(self, when: str, held: HeldBytes, activations: int, other: int, gradients: int = 0) -> Sum:
         """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
         return Sum(
             when, held.weights, held.gradients + gradients, self.others + activations, self.waits + held.other + other

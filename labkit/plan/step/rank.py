@@ -28,7 +28,7 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
-from labkit.plan.partition.stage import EXPERTS, Group, Parameters, Stage, groups_of, stage_of
+from labkit.plan.partition.stage import EXPERTS, ShardedParameters, StageTable, groups_of, stage_of
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Rank:
         return self.recipe.stages_on(self.coords["pp"], self.layout.pp)
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageTable, ...]:
         """Its stages."""
         return _stages(self.shape, self.n_stages, self.numbers, self.setting)
 
     @cached_property
-    def parameters(self) -> Parameters:
+    def parameters(self) -> RankParameters:
         """The parameters of its stages."""
         r, s = self.recipe, self.setting
         runs = s.seq, s.tp, s.in_sequence, s.ep, s.cp, s.context
@@ -92,7 +92,7 @@ class Rank:
         )
 
     @property
-    def groups(self) -> tuple[tuple[Group, ...], ...]:
+    def groups(self) -> tuple[tuple[ShardedParameters, ...], ...]:
         """Of each stage the groups of parameters that are shared out alike."""
         return self.parameters.stages
 
@@ -109,7 +109,7 @@ class Rank:
         law = self.recipe.strategy_law
         return [pair for _, group in self._groups_at(place) for pair in law.owned(group)]
 
-    def _groups_at(self, place: int | None) -> list[tuple[int, Group]]:
+    def _groups_at(self, place: int | None) -> list[tuple[int, ShardedParameters]]:
         return [pair for groups in self.groups for pair in enumerate(groups) if place in (None, pair[0])]
 
     def matrix_steps(self, place: int | None = None) -> list[MatrixStep]:
@@ -118,7 +118,7 @@ class Rank:
         steps = [self.matrix_step(*pair) for pair in self._groups_at(place)]
         return [step for step in steps if step is not None]
 
-    def matrix_step(self, place: int, group: Group) -> MatrixStep | None:
+    def matrix_step(self, place: int, group: ShardedParameters) -> MatrixStep | None:
         """The step on the whole matrices of one group, at this `place` of its stage; None if the optimizer needs none
         whole."""
         r, tp, law = self.recipe, self.layout.tp, self.recipe.steps_by.by_matrix
@@ -203,7 +203,7 @@ class Rank:
         pairs = zip(self.stages, self.kept, strict=True)
         return tuple((stage.held, kept - stage.held_by_loss if kept else 0) for stage, kept in pairs)
 
-    def kept_for_weights(self, stage: Stage, number: int) -> int:
+    def kept_for_weights(self, stage: StageTable, number: int) -> int:
         """Bytes that B keeps of a micro-batch for W: the gradient that arrives at each product and norm, as wide as a
         weight (under autocast some are narrower), and what B has computed again.
 
@@ -288,7 +288,7 @@ class Rank:
 
 
 @lru_cache(maxsize=4096)
-def _stages(shape: ModelShape, n_stages: int, numbers: range, setting: Setting) -> tuple[Stage, ...]:
+def _stages(shape: ModelShape, n_stages: int, numbers: range, setting: Setting) -> tuple[StageTable, ...]:
     """The stages of these numbers, of `n_stages` into which the model is cut, run in this setting."""
     blocks, stages = blocks_of(shape, n_stages), []
     for number in numbers:
@@ -303,20 +303,20 @@ def _stages(shape: ModelShape, n_stages: int, numbers: range, setting: Setting) 
 def _parameters(
     shape: ModelShape, n_stages: int, numbers: range, runs: tuple[int, int, bool, int, int, str], n: int,
     sums: int, bucket_bytes: int, grouping: Grouping,
-) -> Parameters:  # fmt: skip
+) -> RankParameters:  # fmt: skip
     """The parameters of the stages of these numbers: those of one row in fp32, since they are as many in every setting.
-    `runs`: seq, tp, in_sequence, ep, cp and context of it; the rest as in Group."""
+    `runs`: seq, tp, in_sequence, ep, cp and context of it; the rest as in ShardedParameters."""
     seq, tp, in_sequence, ep, cp, context = runs
     plain = Setting(1, seq, tp, in_sequence, ep=ep, cp=cp, context=context)
     how = n, n // ep, ep > 1, sums, bucket_bytes, grouping
     stages = _stages(shape, n_stages, numbers, plain)
-    return Parameters(tuple(groups_of(stage, *how, "token" * stage.tied) for stage in stages))
+    return RankParameters(tuple(groups_of(stage, *how, "token" * stage.tied) for stage in stages))
 
 
 @lru_cache(maxsize=1024)
 def _matrix_step(
-    law: MatrixLaw, shape: ModelShape, group: Group, in_buckets: bool, cut: bool, where: tuple[int, int, int, int],
-    wide: int,
+    law: MatrixLaw, shape: ModelShape, group: ShardedParameters, in_buckets: bool, cut: bool,
+    where: tuple[int, int, int, int], wide: int,
 ) -> MatrixStep:  # fmt: skip
     """The step on the matrices of a group; `where`: n, place, tp and slot of MatrixStep."""
     runs: Sequence[Sequence[tuple[str, int]]] = [one.sizes for one in group.params]

@@ -47,8 +47,8 @@ from labkit.plan.job.stages import (
 from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
 from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
-from labkit.plan.laws.strategy import State, Work
-from labkit.plan.laws.timing import LAYERS, Pass, Timing
+from labkit.plan.laws.strategy import ConcurrentWork, ReducedParameters
+from labkit.plan.laws.timing import LAYERS, PassSeconds, Timing
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
@@ -83,7 +83,7 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
 
 
-def seconds_of_all(stages: Iterable[tuple[Pass, Pass]]) -> float:
+def seconds_of_all(stages: Iterable[tuple[PassSeconds, PassSeconds]]) -> float:
     """Seconds of a forward and a backward of each of these stages."""
     return sum(one.total for passes in stages for one in passes)
 
@@ -123,7 +123,7 @@ class StepTime:
         ranks = ranks_by_kind(shape, recipe.schedule, layout.pp, recipe.stages_per_rank)
         self.busiest = max(([self.stages[index] for index in own] for own in ranks), key=seconds_of_all)
 
-    def shared_states(self) -> list[State]:
+    def shared_states(self) -> list[ReducedParameters]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
         lay, recipe, node = self.layout, self.recipe, self.hardware.node_size
         law, n_data, cut = recipe.strategy_law, recipe.data_ranks(lay), (lay.pp, recipe.stages_per_rank)
@@ -136,20 +136,20 @@ class StepTime:
         stride = stride_of(replace(lay, dp=lay.dp // across[0]), node, recipe.copies)
         coded, coded_experts = (weights * recipe.fp8_gathers for weights in linear_params(self.shape, lay.tp, lay.ep))
         if lay.ep == 1:
-            return [State(total, n_data, stride, share, 1.0, coded + coded_experts, across)]
+            return [ReducedParameters(total, n_data, stride, share, 1.0, coded + coded_experts, across)]
         n, apart = n_data // lay.ep, stride_of(lay, node, ep=lay.ep)
         return [
-            State(rest[place], n_data, stride, share, rest[place] / total, coded),
-            State(of_experts[place], n, apart, n, of_experts[place] / total, coded_experts),
+            ReducedParameters(rest[place], n_data, stride, share, rest[place] / total, coded),
+            ReducedParameters(of_experts[place], n, apart, n, of_experts[place] / total, coded_experts),
         ]
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
-    def layer(self, name: str) -> tuple[Pass, Pass]:
+    def layer(self, name: str) -> tuple[PassSeconds, PassSeconds]:
         """One layer, forward and backward: its ops, and what the laws of tp, cp and ep add.
 
         Ops are issued while earlier ones are computed, so that the longer of both counts."""
-        timing, passes = self.timing, list[Pass]()
+        timing, passes = self.timing, list[PassSeconds]()
         cost = seconds_of(self.shape, name, timing.setting, timing.products, timing.machine, timing.imbalance)
         added = (law.layer_s(timing, name) for law in (tensor, context_time, experts, expert_tensor))
         for compute, sums, *others in zip((cost.forward, cost.backward), *added, strict=True):
@@ -160,12 +160,15 @@ class StepTime:
             passes.append(both)
         return passes[0], passes[1]
 
-    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[Pass, Pass]:
+    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[PassSeconds, PassSeconds]:
         """Forward and backward of a stage; a checkpointed block is run forward again. `dense` of its blocks have no
         experts in a model whose others have."""
         counts = {"block": blocks - dense, "dense": dense, "embedding": int(is_first), "head": int(is_last)}
         params = self.params / self.recipe.stages_per_rank
-        forward, backward = Pass(), Pass(data_parallel.adding_s(self.recipe.strategy_law, self.timing, params))
+        forward, backward = (
+            PassSeconds(),
+            PassSeconds(data_parallel.adding_s(self.recipe.strategy_law, self.timing, params)),
+        )
         for name, count in ((name, count) for name, count in counts.items() if count):
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
@@ -182,12 +185,12 @@ class StepTime:
         whole = back.total + ahead.total * (self.recipe.recompute == "full")
         return 0.5 * (back.total - back.ep) / whole
 
-    def work(self) -> Work:
+    def work(self) -> ConcurrentWork:
         """The computation that communication along dp may hide behind."""
         v = self.recipe.stages_per_rank
         forward, backward = (max(way.compute for way in ways) * v for ways in zip(*set(self.stages), strict=True))
         n_units = max(1, self.shape.n_layer // len(self.stages)) * v
-        return Work(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
+        return ConcurrentWork(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
 
     def optimizer(self) -> float:
         """Seconds of the optimizer on what this rank owns."""
@@ -203,7 +206,7 @@ class StepTime:
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""
         timing, recipe, p, m = self.timing, self.recipe, self.layout.pp, self.recipe.n_turns
-        spent = Pass()
+        spent = PassSeconds()
         for forward, backward in self.busiest:
             spent = spent.plus(forward, m).plus(backward, m)
         own = m * seconds_of_all(self.busiest)

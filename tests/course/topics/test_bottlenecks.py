@@ -12,7 +12,7 @@ from labkit.course.topics.bottleneck_picture import MOST, dashboard, explored, s
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.pocket.scaling import amdahl
 from labkit.probe.recording import Recording
-from labkit.probe.rows import Entry, RankTimeline, Span
+from labkit.probe.rows import OperationSpan, ProgramSpan, RankTimeline
 from labkit.view.overlap import overlap
 from tests.cases import cases
 from tests.counting import lines
@@ -29,8 +29,10 @@ STEPS = {1: parts(0.1), 2: parts(0.05, 0.01, 0.0, 0.01), 4: parts(0.025, 0.02, 0
 
 def recorded(rank, data, compute, end):
     """A rank that reads, computes, and is in an all_reduce until the end; times are those of a step from 0."""
-    spans = (Span("step", 0.0, end), Span("data", 0.0, data)) if data else (Span("step", 0.0, end),)
-    entry = Entry(0, "all_reduce", "world", (0, 1), None, 0, 1, data + compute, end, True, False, 0)
+    spans = (
+        (ProgramSpan("step", 0.0, end), ProgramSpan("data", 0.0, data)) if data else (ProgramSpan("step", 0.0, end),)
+    )
+    entry = OperationSpan(0, "all_reduce", "world", (0, 1), None, 0, 1, data + compute, end, True, False, 0)
     transfer = Transfer("all_reduce", "world", None, 100, data + compute, end)
     return Recording((RankTimeline(rank, 0.0, end, spans, (entry,), (transfer,)),))
 
@@ -181,7 +183,7 @@ def test_it_begins_where_the_law_fits_the_recorded_steps():
 def test_recordings_are_split_by_the_widget_itself():
     """Would catch a widget that wants more than what the ranks returned."""
     two = Recording.of([recorded(0, 1.0, 2.0, 4.0), recorded(1, 1.0, 2.0, 4.0)])
-    alone = Recording((RankTimeline(0, 0.0, 5.0, (Span("input", 0.0, 1.0),), (), ()),))
+    alone = Recording((RankTimeline(0, 0.0, 5.0, (ProgramSpan("input", 0.0, 1.0),), (), ()),))
     explorer = BottleneckExplorer({1: alone, 2: two})
     assert dict(explorer.splits[2]) == pytest.approx({"compute": 2, "communication": 1, "bubble": 0, "data": 1})
     assert explorer.splits[1]["data"] == 0
@@ -200,7 +202,9 @@ def test_a_redraw_is_little_work():
 
 def test_a_step_that_is_cut_out_is_drawn_without_its_neighbours():
     """Would catch spans of the step before that run over the edge of the page."""
-    spans = tuple(Span(f"step {k}", k, k + 1.0) for k in range(3)) + tuple(Span("data", k, k + 0.5) for k in range(3))
+    spans = tuple(ProgramSpan(f"step {k}", k, k + 1.0) for k in range(3)) + tuple(
+        ProgramSpan("data", k, k + 0.5) for k in range(3)
+    )
     step = Recording((RankTimeline(0, 0.0, 3.0, spans, (), ()),), merged=True).during("step 1")
     picture = overlap(step)
     page.check(picture)

@@ -8,7 +8,7 @@ from labkit.comm.ledger import Transfer
 from labkit.course.topics.explain_trace import ExplainTrace
 from labkit.course.topics.explain_trace_picture import KINDS, diagnosed, explained, unlabelled
 from labkit.probe.recording import Recording
-from labkit.probe.rows import Entry, RankTimeline
+from labkit.probe.rows import OperationSpan, RankTimeline
 from tests.view import page
 
 MS = 1e-3
@@ -23,7 +23,9 @@ def run(computes, calls, n_ranks=4):
         for number, (begins, end) in enumerate(zip(computes[rank], calls, strict=True)):
             t0, t1 = begins * MS, end * MS
             entries.append(
-                Entry(number, "all_reduce", "world", everybody, None, 0, number + 1, t0, t1, True, False, number)
+                OperationSpan(
+                    number, "all_reduce", "world", everybody, None, 0, number + 1, t0, t1, True, False, number
+                )
             )
             transfers.append(Transfer("all_reduce", "world", None, 1000, t0, t1))
         rows.append(RankTimeline(rank, 0.0, max(calls) * MS, entries=tuple(entries), transfers=tuple(transfers)))
@@ -57,8 +59,10 @@ def test_ranks_that_take_turns_are_no_stragglers():
     begins = [0, 25, 50, 75]
     everybody, rows = (0, 1, 2, 3), []
     for rank in everybody:  # each waits for its turn, computes 25 ms, and waits for the end
-        first = Entry(0, "all_reduce", "world", everybody, None, 0, 1, 0.0, begins[rank] * MS, True, False, 0)
-        last = Entry(1, "all_reduce", "world", everybody, None, 0, 2, (begins[rank] + 25) * MS, 0.1, True, False, 1)
+        first = OperationSpan(0, "all_reduce", "world", everybody, None, 0, 1, 0.0, begins[rank] * MS, True, False, 0)
+        last = OperationSpan(
+            1, "all_reduce", "world", everybody, None, 0, 2, (begins[rank] + 25) * MS, 0.1, True, False, 1
+        )
         moves = (
             Transfer("all_reduce", "world", None, 8, 0, first.t1),
             Transfer("all_reduce", "world", None, 8, last.t0, 0.1),

@@ -50,7 +50,7 @@ from labkit.plan.pocket.segments import Stack
 from labkit.probe.gather import BACKWARD, COMING, FORWARD, SHARDED, WHOLE, Change, GatherFilm
 from labkit.probe.grads import gradient_statistics
 from labkit.probe.recording import Recording
-from labkit.probe.rows import RankTimeline, Span
+from labkit.probe.rows import ProgramSpan, RankTimeline
 from labkit.view.bars import compare
 
 TINY = ModelShape.gpt(n_layer=4, d_model=64, n_head=4, vocab=128, seq=32)
@@ -98,7 +98,8 @@ def _step(compute: float) -> Breakdown:
 def _trace(seconds: float) -> Recording:
     """A step of two ranks, of which one computes so long."""
     rows = [
-        RankTimeline(rank, 0.0, 4.0, (Span("step", 0.0, length),), (), ()) for rank, length in ((0, seconds), (1, 4.0))
+        RankTimeline(rank, 0.0, 4.0, (ProgramSpan("step", 0.0, length),), (), ())
+        for rank, length in ((0, seconds), (1, 4.0))
     ]
     return Recording.of([Recording((row,)) for row in rows])
 

@@ -23,7 +23,7 @@ from labkit.plan.machine.collectives import Line, seconds, sent_bytes, steps
 from labkit.plan.machine.link import preset
 from labkit.plan.pocket.zero_table import ModelState
 from labkit.probe.rehearsal import run_fake
-from labkit.train.checkpoint import Run, checkpoint
+from labkit.train.checkpoint import BlockRun, checkpoint
 
 
 def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
@@ -37,9 +37,9 @@ def by_ring(group: Group, verb: str, numel: int) -> tuple[int, int]:
 def through(layers: Sequence[nn.Module], x: Tensor, run: int) -> Tensor:
     """x through all layers, in checkpointed segments of `run` layers each; 0: nothing is checkpointed."""
     if not run:
-        return Run(layers)(x)
+        return BlockRun(layers)(x)
     for start in range(0, len(layers), run):
-        x = checkpoint(Run(layers[start : start + run]), x)
+        x = checkpoint(BlockRun(layers[start : start + run]), x)
     return x
 
 
