@@ -37,7 +37,7 @@ def test_the_picture_is_whole_and_its_lines_are_the_laws(model, device, tp, rows
 def test_the_controls_move_the_picture():
     """Would catch a slider without a picture, and a button that goes beyond memory or latency."""
     explorer = GenerationExplorer()
-    assert "llama3-70b on 8 x h100, tp 8: 16 rows of 4,096 tokens" in explorer.shown.value
+    assert "llama3-70b on 8 x h100, tp 8: 16 sequences of 4,096 tokens" in explorer.shown.value
     explorer.most.click()
     law = explorer.generator().rows_within(0.02, 4096)
     assert explorer.rows.value <= law < 1.5 * explorer.rows.value
