@@ -48,7 +48,7 @@ def _clock(chart: Chart) -> str:
         shares = recording.shares(rank.rank)
         busy = min(1.0, rank.busy)
         waits = f"waits for the wire {shares.exposed:.0%}, a rank {shares.bubble:.0%}"
-        parts.append(f"rank {rank.rank} outside verbs {shares.compute:.0%} (processor {busy:.0%}), {waits}")
+        parts.append(f"rank {rank.rank} outside communication {shares.compute:.0%} (processor {busy:.0%}), {waits}")
     return "; ".join(parts)
 
 

@@ -143,7 +143,8 @@ def _opening(title: str, count: int, minutes: int, solved: bool) -> str:
         "the stub asks for, run the cell, run the check below it. A check runs what you wrote in processes of its own, "
         "on random inputs, and says what holds: **values**, **wire**, **memory**, **order**, **liveness**. "
         "Hints are folded and counted; the solution unfolds after an attempt.\n\n"
-        f"<details><summary>The verbs of a group, on one sheet</summary>\n\n{markdown()}\n\n</details>"
+        "<details><summary>The messages and collectives of a group, on one sheet</summary>\n\n"
+        f"{markdown()}\n\n</details>"
     )
 
 

@@ -286,7 +286,7 @@ def _why(name: str) -> str:
     if name in ("tolist", "numpy", "from_numpy", "frombuffer", "storage", "untyped_storage"):
         return ": numbers stay in tensors, where their bytes are counted"
     if name in ("wire", "algorithms", "tapped", "distributed"):
-        return ": talk through the verbs of the group"
+        return ": talk through the messages and collectives of the group"
     if name in ("to_mkldnn", "quantize_per_channel"):
         return ": such a tensor does not say how many bytes it holds"
     if name in ("amp", "GradScaler"):

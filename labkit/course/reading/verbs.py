@@ -1,4 +1,4 @@
-"""The verbs of a `Group` on one sheet: what each takes and returns, what this rank sends, and whether it waits.
+"""The messages and collectives of a `Group` on one sheet: shapes, what this rank sends, and whether it waits.
 
 labkit.show("verbs")        shows it; the same sheet is folded at the top of each notebook of exercises
 """
@@ -41,10 +41,10 @@ VERBS = (
     Verb("group.all_to_all(x)", "[n*k, ...] -> [n*k, ...], part j goes to rank j", "(n-1)/n X", "for all ranks"),
     Verb("group.barrier()", "no tensor", "0", "for all ranks"),
 )
-HEAD = ("verb", "shapes on this rank", "this rank sends", "waits")
+HEAD = ("call", "shapes on this rank", "this rank sends", "waits")
 BELOW = (
     "`group.rank` is this rank, `group.size` is n, `group.ledger.sent_bytes()` is what it has sent. "
-    "All ranks call the same collectives in the same order. No verb changes its argument, but for all_reduce_start."
+    "All ranks call the same collectives in the same order. No call changes its argument, but for all_reduce_start."
 )
 
 

@@ -12,9 +12,9 @@ BLOCKS = (1, 4, 16, 32, 64, 128)
 
 
 class BlockExplorer(Explorer):
-    """A slider for the outlier (powers of two), one for the numbers that share a unit, and one for other numbers.
+    """A slider for the outlier (powers of two), one for the numbers that share a scale, and one for other numbers.
 
-    Arrow keys move a slider. `.picture` shows one unit, tiles, MX and NVFP4 below each other."""
+    Arrow keys move a slider. `.picture` shows one scale, tiles, MX and NVFP4 below each other."""
 
     recorded_over = ("outlier",)
     most_frames = 9  # a chart takes about 60 ms

@@ -1,8 +1,8 @@
 """What rounding in blocks does to numbers beside an outlier: the error of each of them, format by format.
 
-one unit       . . . . . . . . . . | . . . . . .     all are as coarse as the outlier makes them
+one scale      . . . . . . . . . . | . . . . . .     all are as coarse as the outlier makes them
 tiles          . . . . . . . . . . | . . . . . .     only those of its tile are
-mx, nvfp4      small blocks: few share a unit with it
+mx, nvfp4      small blocks: few share a scale with it
                                    ^ the outlier
 """
 
@@ -36,9 +36,9 @@ def held(x: Tensor, block: int) -> dict[str, Tensor]:
         raise ValueError(f"a tile has at least one number, got {block}")
     unit = x.abs().max().clamp(min=2.0**-100) / E4M3.largest
     row = x[None]
-    ways: dict[str, Quantized] = {f"e4m3, a unit for each {block}": tiles(row, 1, block)}
-    ways |= {f"mx: e4m3, a power of two for each {MX_BLOCK}": mx(row), "nvfp4: e2m1, a unit for each 16": nvfp4(row)}
-    return {"e4m3, one unit": round_to(x / unit, E4M3) * unit} | {
+    ways: dict[str, Quantized] = {f"e4m3, a scale for each {block}": tiles(row, 1, block)}
+    ways |= {f"mx: e4m3, a power of two for each {MX_BLOCK}": mx(row), "nvfp4: e2m1, a scale for each 16": nvfp4(row)}
+    return {"e4m3, one scale": round_to(x / unit, E4M3) * unit} | {
         name: way.dequantized()[0] for name, way in ways.items()
     }
 

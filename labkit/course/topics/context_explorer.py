@@ -20,7 +20,7 @@ VIEWS = ("three ways", "work of each rank")
 
 
 class ContextExplorer(Explorer):
-    """Sliders for tokens of a row, query heads, key heads and ranks, a list of links, and flop/s in a field.
+    """Sliders for tokens of a sequence, query heads, key heads and ranks, a list of links, and flop/s in a field.
 
     Arrow keys move a slider. "work of each rank" shows the same ranks in order and in zigzag order, up to eight of
     them. What cannot be (more key heads than query heads) keeps the last picture and says the reason."""
@@ -51,7 +51,7 @@ class ContextExplorer(Explorer):
         super().__init__([in_two_columns(controls), self.view], [*controls, self.view])
 
     def layer(self) -> CutAttention:
-        """The attention of the present controls, bf16, one row. ValueError for heads that cannot share."""
+        """The attention of the present controls, bf16, one sequence. ValueError for heads that cannot share."""
         heads, key_heads = self.heads.value, self.key_heads.value
         if heads % key_heads:
             raise ValueError(f"{heads} query heads cannot share {key_heads} key heads evenly: take fewer key heads")

@@ -1,4 +1,4 @@
-"""Attention over rows that are cut over ranks: what each of the three ways sends, waits for and holds, and who wins.
+"""Attention over sequences that are cut over ranks: what three ways send, wait for and hold, and who wins.
 
     way       sent forward   backward   waits     held at work   at 128k   at 1M
     ring        88 MiB        264 MiB   0.3 ms      0.6 GiB        ...      ...      <- waits least
@@ -8,7 +8,7 @@
     waits |     / gather            who waits least     8k  32k  128k  1M
           |   / / ulysses           nvlink             [u ][r  ][r   ][r ]
           | / /___ ring             infiniband         [u ][u  ][r   ][r ]
-             tokens of a row
+             tokens of a sequence
 
 All of it is the law in labkit.plan.laws.context, for one layer, forward and backward, under a causal mask.
 """
@@ -28,7 +28,7 @@ from labkit.view.units import binary_text, plural, seconds_text
 
 COLOURS = MappingProxyType(dict(zip(CONTEXTS, (PALETTE[0], PALETTE[1], PALETTE[2]), strict=True)))
 LENGTHS = tuple(2**k for k in range(13, 21))
-"""Tokens of a row, 8k to 1M."""
+"""Tokens of a sequence, 8k to 1M."""
 LINKS = ("nvlink", "pcie5", "infiniband", "ethernet-100g", "ethernet")
 """The links of the table of winners, the fastest first."""
 COLUMNS = (84.0, 196.0, 318.0, 440.0, 562.0, 684.0)
@@ -49,7 +49,7 @@ def waiting(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> f
 
 @chart.style()
 def three_ways(layer: CutAttention, link: Link, flops_per_s: float, title: str = "") -> chart.Chart:
-    """A table of the three, how long they wait over lengths of a row on this link, and who waits least on others."""
+    """A table of the three, how long they wait on this link by length, and who waits least on others."""
     best = fastest(layer, flops_per_s, link)
     compute = seconds("ring", layer, flops_per_s, link)["compute"]
     heads = f"{layer.heads} heads, {layer.key_heads} for keys"
@@ -101,7 +101,7 @@ def _row(kind: str, layer: CutAttention, link: Link, flops_per_s: float) -> list
 
 
 def _over_lengths(figure: chart.Chart, layer: CutAttention, link: Link, flops_per_s: float) -> None:
-    """Seconds that a layer waits over the length of a row, and those it computes."""
+    """Seconds that a layer waits over the length of a sequence, and those it computes."""
     axes = figure.panel(64, 216, 400, 416, xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, LENGTHS[-1] * 1.2))
     at = [replace(layer, seq=seq) for seq in LENGTHS]
     lowest = []
@@ -122,7 +122,7 @@ def _over_lengths(figure: chart.Chart, layer: CutAttention, link: Link, flops_pe
     axes.set_ylim(low, high)
     powers = [10.0**k for k in range(-9, 7) if low <= 10.0**k <= high]
     chart.marks(axes, LENGTHS[::2], powers[:: 1 + len(powers) // 6], lambda seq: tokens_text(int(seq)), seconds_text)
-    axes.set_xlabel("tokens of a row")
+    axes.set_xlabel("tokens of a sequence")
     figure.words(4, 190, f"a layer waits, on {link.name}", weight="bold", fontsize=12)
     figure.keys(64, 204, axes)
 
@@ -152,7 +152,7 @@ def winners(
         lambda at: tokens_text(lengths[int(at)]), lambda at: links[int(at)].name,
     )  # fmt: skip
     axes.grid(False)
-    axes.set_xlabel("tokens of a row")
+    axes.set_xlabel("tokens of a sequence")
     axes.tick_params(length=0)
 
 

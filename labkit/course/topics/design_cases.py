@@ -24,7 +24,7 @@ IN_ORDER = (
     "the three baselines: bf16, checkpointing, accumulation",
     "the simplest plan that fits, and what refuses the simpler ones",
     "bytes over each link, and whether they hide",
-    "rows of a step: is the batch still useful?",
+    "sequences of a step: is the batch still useful?",
 )
 
 
@@ -61,7 +61,9 @@ class DesignCase:
             Item("memory of one", device.memory_bytes.value, "B", "", device.memory_bytes.source),
             Item("parameters N", n, "parameters", "as the sizes say", self.shape.source),
             Item("state", 16 * n, "B", "16 N: weights 2, gradients 2, masters and AdamW 12", "arXiv:1910.02054, 3.1"),
-            Item("tokens of a step", self.batch * self.seq, "tokens", f"{self.batch} rows x {self.seq}", "as asked"),
+            Item(
+                "tokens of a step", self.batch * self.seq, "tokens", f"{self.batch} sequences x {self.seq}", "as asked"
+            ),
         )
 
 
@@ -90,8 +92,8 @@ SEVENTY = DesignCase(
 AUDIO = DesignCase(
     "audio",
     "3 billion parameters, long sequences of audio",
-    "A team trains a 3B model on audio: half a minute of sound is a row of 12,288 tokens. They have two machines of "
-    "eight 80 GB devices. What fills the memory, and does one need more than sharded data parallelism?",
+    "A team trains a 3B model on audio: half a minute of sound is a sequence of 12,288 tokens. They have two machines "
+    "of eight 80 GB devices. What fills the memory, and does one need more than sharded data parallelism?",
     ModelShape.gpt(36, 2560, 20, 4096, 12_288, tied=False, name="audio-3B", source="chosen: 36 blocks of width 2,560"),
     "a100-80gb",
     16,

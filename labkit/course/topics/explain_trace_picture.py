@@ -1,7 +1,7 @@
 """Explain this trace: what a profiler shows of a run, and the diagnosis from a recording.
 
 what a profiler shows     rank 0   computing  |####|    |####|        no causes: it does not show for what a rank
-                                   in a verb       |====|             in a collective waits
+                                   communicates    |====|             in a collective waits
 what settles it           shares of compute, exposed (the wire) and bubble (another rank), rank by rank
 
 fine        little waiting: communication is hidden behind compute
@@ -71,7 +71,7 @@ def explained(recording: Recording) -> str:
 
 @chart.style()
 def unlabelled(recording: Recording, title: str = "what does this trace show?") -> chart.Chart:
-    """Each rank's time as a profiler shows it, computing or in a verb, without the cause of any waiting.
+    """Each rank's time as a profiler shows it, computing or communicating, without the cause of any waiting.
 
     ValueError for a recording of no time."""
     total = recording.seconds
@@ -79,7 +79,7 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
         raise ValueError(f"a recording of {total} seconds shows nothing")
     first, n = min(row.begin for row in recording.rows), len(recording.rows)
     bottom = TOP + (2 * LANE + 6) * n
-    label = f"{title} {plural(n, 'rank')}, {seconds_text(total)}, computing or in a verb"
+    label = f"{title} {plural(n, 'rank')}, {seconds_text(total)}, computing or communicating"
     figure = chart.Chart(bottom + 26, title, label)
     axes = figure.panel(LEFT, TOP, RIGHT, bottom, xlim=(0, total), ylim=(bottom, TOP))
     y, names = TOP, dict[float, str]()
@@ -92,7 +92,8 @@ def unlabelled(recording: Recording, title: str = "what does this trace show?") 
         )
         waits = union((*parts.exposed, *parts.bubble))
         figure.words(4, y + 14, f"rank {row.rank}", weight="bold")
-        for name, colour, spans in (("computes", COMPUTE, parts.compute), ("in a verb", VERB, union((*verbs, *waits)))):
+        lanes = ("computes", COMPUTE, parts.compute), ("communicates", VERB, union((*verbs, *waits)))
+        for name, colour, spans in lanes:
             names[y + LANE - 1] = name
             for t0, t1 in ((max(t0, row.begin), min(t1, row.end)) for t0, t1 in spans):
                 if t1 > t0:

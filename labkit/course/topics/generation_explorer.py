@@ -1,4 +1,4 @@
-"""How many rows should generate at once? A model, devices, length and rows, and what a decode step takes and makes."""
+"""How many sequences should generate at once? A model, devices and lengths, and what a decode step takes and makes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x", "l4")
 
 
 class GenerationExplorer(Explorer):
-    """Menus for model and device, sliders for tp, tokens and rows, a field for the latency. Arrow keys move a slider.
+    """Menus for model and device, sliders for tp, tokens and sequences, a field for the latency. Arrow keys move a
+    slider.
 
-    "most rows" moves rows to the most that fit into memory and keep the latency, rounded down to a place of the slider.
-    A field that is no time keeps the last picture and shows the reason."""
+    "most sequences" moves their number to the most that fit into memory and keep the latency, rounded down to a place
+    of the slider. A field that is no time keeps the last picture and shows the reason."""
 
     recorded_over = ("rows",)
     most_frames = 13  # a chart takes about 60 ms
@@ -38,10 +39,10 @@ class GenerationExplorer(Explorer):
         places = sorted({round(2 ** (k / 2)) for k in range(25)})
         assert places[-1] == MOST_ROWS
         self.rows = widgets.SelectionSlider(
-            options=[(f"{rows:,}", rows) for rows in places], value=rows, description="rows"
+            options=[(f"{rows:,}", rows) for rows in places], value=rows, description="sequences"
         )
         self.latency = widgets.Text(f"{1e3 * latency_s:g} ms", description="latency", continuous_update=False)
-        self.most = widgets.Button(description="most rows")
+        self.most = widgets.Button(description="most sequences")
         self.most.on_click(lambda _: self.go_to_most())
         controls = [self.model, self.device, self.tp, self.tokens, self.rows, self.latency]
         super().__init__([in_two_columns(controls), self.most], controls)
@@ -51,7 +52,7 @@ class GenerationExplorer(Explorer):
         return Generator(ModelShape.preset(self.model.value), Hardware.preset(self.device.value), self.tp.value)
 
     def go_to_most(self) -> None:
-        """Move rows to the most that fit and are in time; to 1 if none are, which the picture says."""
+        """Move the sequences to the most that fit and are in time; to 1 if none are, which the picture says."""
         try:
             most = self.generator().rows_within(parsed(self.latency.value, "s"), self.tokens.value)
             self.rows.value = max(rows for _, rows in self.rows.options if rows <= max(1, most))

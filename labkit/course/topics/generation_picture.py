@@ -1,10 +1,10 @@
-"""Latency against batch: what one decode step takes with more and more rows, and the tokens a second that it makes.
+"""Latency against batch: what one decode step takes with more and more sequences, and the tokens that it makes.
 
 a step |            __/          tokens   |           ____ fewer ranks
        |         __/  . latency  a second |       ___/
        |________/     |          and      |    __/   ___ more ranks
        |  weights     | memory   device   |  _/  ___/
-          rows                                a step
+          sequences                           a step
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ CUTS = (1, 2, 4, 8)
 
 
 def rows_between(most: int = MOST_ROWS) -> list[int]:
-    """Numbers of rows from 1 to `most`, evenly spaced in their logarithm."""
+    """Numbers of sequences from 1 to `most`, evenly spaced in their logarithm."""
     return sorted({round(2**k) for k in np.linspace(0, np.log2(most), 49)})
 
 
 @chart.style()
 def latency(generator: Generator, rows: int, tokens: int, latency_s: float, title: str = "") -> chart.Chart:
-    """A decode step over the number of rows, part by part, with the memory's and the latency's bound; beside it tokens
+    """A decode step over the sequences, part by part, with the memory's and the latency's bound; beside it tokens
     a second and device over the seconds of a step, for each tp that holds the model. All are predictions.
 
     ValueError for sizes that Generator refuses, and a latency that is not above 0."""
     step, most = generator.decode(rows, tokens).seconds, generator.rows_in_memory(tokens)
     within = generator.rows_within(latency_s, tokens)
     name = f"{generator.shape.name} on {generator.tp} x {generator.hardware.name}, tp {generator.tp}"
-    title = title or f"{name}: {plural(rows, 'row')} of {plural(tokens, 'token')}"
+    title = title or f"{name}: {plural(rows, 'sequence')} of {plural(tokens, 'token')}"
     rate = rows / step.total
-    facts = f"a step takes {seconds_text(step.total)}: {rate:,.0f} tokens a second, {1 / step.total:,.3g} to each row"
-    fits = f"memory holds {plural(most, 'row')}" if most else "the weights alone do not fit into memory"
+    own_rate = 1 / step.total
+    facts = f"a step takes {seconds_text(step.total)}: {rate:,.0f} tokens a second, {own_rate:,.3g} to each sequence"
+    fits = f"memory holds {plural(most, 'sequence')}" if most else "the weights alone do not fit into memory"
     law = f"{fits}; within {seconds_text(latency_s)} a step may have {within:,}; predictions"
     figure = chart.Chart(412, title, f"{title}: {facts}; {law}")
     figure.words(4, 42, facts)
@@ -65,14 +66,14 @@ def _over_rows(figure: chart.Chart, generator: Generator, rows: int, tokens: int
         seen = [(b, step[part]) for b, step in zip(at, steps, strict=True) if step[part] >= low]
         axes.plot(*zip(*seen, strict=True), color=colour, linestyle=chart.DASHES[place + 1], label=part)
     if 1 <= most <= MOST_ROWS:
-        axes.axvline(most, color=FULL, linewidth=1.5, gid=f"memory is full with {plural(most, 'row')}")
+        axes.axvline(most, color=FULL, linewidth=1.5, gid=f"memory is full with {plural(most, 'sequence')}")
     if low <= latency_s <= high:
         axes.axhline(latency_s, color=FULL, linewidth=1.5, linestyle=":", gid=f"the latency, {seconds_text(latency_s)}")
     now = generator.step_s(rows, tokens)
-    chart.dot(axes, rows, now, f"chosen: {plural(rows, 'row')}, {seconds_text(now)}", **chart.CHOSEN)
+    chart.dot(axes, rows, now, f"chosen: {plural(rows, 'sequence')}, {seconds_text(now)}", **chart.CHOSEN)
     decades = [10.0**k for k in range(round(np.log10(low)), round(np.log10(high)) + 1)]
     chart.marks(axes, [8**k for k in range(5)], decades, "{:,.0f}".format, seconds_text)
-    axes.set_xlabel("rows at once; upright: memory is full, dotted: the latency")
+    axes.set_xlabel("sequences; upright: memory is full, dotted: the latency")
     figure.keys(4, 86, axes)
 
 
@@ -112,7 +113,7 @@ def _cuts(generator: Generator) -> list[Generator]:
 
 
 def _until_full(generator: Generator, tokens: int) -> Sequence[tuple[float, float]]:
-    """(seconds of a step, tokens a second and device) for more and more rows, as many as fit into memory."""
+    """(seconds of a step, tokens a second and device) for more and more sequences, as many as fit into memory."""
     most = min(generator.rows_in_memory(tokens), MOST_ROWS)
     return (
         [(step_s, rate / generator.tp) for _, step_s, rate in generator.curve(rows_between(most), tokens)]

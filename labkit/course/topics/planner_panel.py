@@ -27,7 +27,7 @@ SIZES = (("n_layer", "layers"), ("d_model", "width"), ("n_head", "heads"), ("voc
 
 
 class PlannerPanel(Explorer):
-    """Menus for model, device, precision and optimizer; fields for devices, rows and tokens; a last menu opens a plan.
+    """Menus for model, device, precision and optimizer; fields for devices, sequences, tokens; a menu opens a plan.
 
     `case` is a DesignCase or its name ("eight", "seventy", "audio", "512"), with which the panel starts. Sizes may be
     typed if the model is "own sizes". `.answer` is the planner's whole answer, `.listed` the plans that are shown,
@@ -47,8 +47,8 @@ class PlannerPanel(Explorer):
         self.model = menu(options=[*self.shapes, OWN], value=first.shape.name, description="model")
         self.sizes = {name: _typed(getattr(first.shape, name), words) for name, words in SIZES}
         self.hardware = menu(options=[*DEVICES], value=first.hardware, description="device")
-        self.ranks, self.rows = _typed(first.n_ranks, "devices"), _typed(first.batch, "rows a step")
-        self.seq = _typed(first.seq, "tokens a row")
+        self.ranks, self.rows = _typed(first.n_ranks, "devices"), _typed(first.batch, "sequences a step")
+        self.seq = _typed(first.seq, "tokens a sequence")
         self.precision = menu(options=PRECISIONS, value=first.precision, description="precision")
         self.optimizer = menu(options=OPTIMIZERS, value=OPTIMIZERS[0], description="optimizer")
         self.plan = menu(options=[("", 0)], description="open plan", layout=wide())
@@ -78,7 +78,7 @@ class PlannerPanel(Explorer):
             names = [", ".join(name_of(plan)) + ("" if plan.kept else ": refused") for plan in self.listed]
             self.plan.options = [(f"{number + 1}  {words}", number) for number, words in enumerate(names)]
         kept = sum(plan.kept for plan in self.answer)
-        title = f"{shape.name}, {n:,} x {self.hardware.value}, {plural(rows, 'row')} of {seq:,}: "
+        title = f"{shape.name}, {n:,} x {self.hardware.value}, {plural(rows, 'sequence')} of {seq:,}: "
         return plan_list(self.listed, self.plan.value, f"{title}{kept} of {len(self.answer)} plans fit", HEADROOM)
 
     def _search(self, shape: ModelShape, hardware: str, n: int, rows: int, seq: int, *choices: str) -> Sequence[Plan]:

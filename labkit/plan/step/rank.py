@@ -28,7 +28,7 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
-from labkit.plan.partition.stage import EXPERTS, ShardedParameters, StageTable, groups_of, stage_of
+from labkit.plan.partition.stage import EXPERTS, RankParameters, ShardedParameters, StageTable, groups_of, stage_of
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ def test_an_outlier_is_felt_as_far_as_its_unit_reaches():
     seen = errors(numbers(1e6), 16)
     lost = {name: [k for k in range(N) if error[k] == 1 and k != PLACE] for name, error in seen.items()}
     tile = range(PLACE // 16 * 16, PLACE // 16 * 16 + 16)
-    assert len(lost["e4m3, one unit"]) > N / 2
-    assert set(lost["e4m3, a unit for each 16"]) <= set(tile)
-    assert len(lost["e4m3, a unit for each 16"]) > 8
+    assert len(lost["e4m3, one scale"]) > N / 2
+    assert set(lost["e4m3, a scale for each 16"]) <= set(tile)
+    assert len(lost["e4m3, a scale for each 16"]) > 8
 
 
 def test_the_controls_move_the_picture_and_a_strange_tile_is_refused():

@@ -99,7 +99,7 @@ def test_the_first_picture_names_no_cause(kind):
 def test_an_answer_brings_the_causes_and_another_trace_hides_them_again():
     """Would catch a verdict on the trace before, and a picture that gives the next answer away."""
     explain = ExplainTrace({"trace A": EXPOSED, "trace B": LATE, "trace C": FINE})
-    assert "computing or in a verb" in explain.static().label
+    assert "computing or communicating" in explain.static().label
     explain.says.value = "late"
     assert f"No: {KINDS['exposed']}" in explain.message.value
     assert "exposed" in explain.picture.label
@@ -109,7 +109,7 @@ def test_an_answer_brings_the_causes_and_another_trace_hides_them_again():
     explain.trace.value = "trace B"
     assert explain.says.value == ""
     assert explain.message.value == ""
-    assert "computing or in a verb" in explain.picture.label
+    assert "computing or communicating" in explain.picture.label
     explain.says.value = "late"
     assert explain.right == 2
     assert "Rank 1 computes for 96 ms" in explain.message.value

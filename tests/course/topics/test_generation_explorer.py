@@ -9,6 +9,7 @@ from labkit.course.topics.generation_picture import latency
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.pocket.generation import Generator
+from labkit.view.units import plural
 from tests.cases import cases
 from tests.counting import lines
 from tests.view import page
@@ -28,7 +29,7 @@ def test_the_picture_is_whole_and_its_lines_are_the_laws(model, device, tp, rows
     at, seconds = page.line_of(picture, "a step")
     assert seconds[-1] == pytest.approx(generator.step_s(at[-1], tokens))
     most = generator.rows_in_memory(tokens)
-    assert (f"memory holds {most:,} rows" if most else "do not fit into memory") in page.words(picture)
+    assert (f"memory holds {plural(most, 'sequence')}" if most else "do not fit into memory") in page.words(picture)
     points = {hover.split(":")[0]: point for hover, point in page.dots(picture).items()}
     now = generator.step_s(rows, tokens)
     assert points["chosen"] == pytest.approx((now, rows / now / tp))
@@ -37,7 +38,7 @@ def test_the_picture_is_whole_and_its_lines_are_the_laws(model, device, tp, rows
 def test_the_controls_move_the_picture():
     """Would catch a slider without a picture, and a button that goes beyond memory or latency."""
     explorer = GenerationExplorer()
-    assert "llama3-70b on 8 x h100, tp 8: 16 rows of 4,096 tokens" in explorer.shown.value
+    assert "llama3-70b on 8 x h100, tp 8: 16 sequences of 4,096 tokens" in explorer.shown.value
     explorer.most.click()
     law = explorer.generator().rows_within(0.02, 4096)
     assert explorer.rows.value <= law < 1.5 * explorer.rows.value

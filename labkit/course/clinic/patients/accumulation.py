@@ -2,7 +2,7 @@
 
     8 micro-batches: the gradient is 8 times as long, and so is the step
 
-Repaired: each loss is a sum, divided by the rows of the whole batch, so micro-batches may also be of unequal size.
+Repaired: each loss is a sum, divided by the samples of the batch, so micro-batches may also be of unequal size.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CASE = Patient(
     cause="accumulation without normalisation",
     test="reference",
     shows="the first loss is right, its gradient m times too long",
-    repair="sums, divided by the rows of the whole batch",
+    repair="sums, divided by the samples of the whole batch",
     lab="04",
     differential=(
         Suspect("fp16 overflow", "gradients", "inf; and in fp32 all is well"),

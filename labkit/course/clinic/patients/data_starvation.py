@@ -64,7 +64,7 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 
 def shows_cause(chart: Chart) -> bool:
-    """True if ranks spend their time outside verbs with idle processors, long enough for a read in every step."""
+    """True if ranks do not communicate and their processors idle, long enough for a read in every step."""
     least = min(chart.recording.shares(rank).compute for rank in chart.recording.ranks)
     busy = max(rank.busy for rank in chart.seen)
     alone = least > 0.4 and not chart.ledgers[0].calls("send")
@@ -77,7 +77,7 @@ CASE = Patient(
     symptom="too slow",
     cause="data starvation",
     test="clock",
-    shows="nobody waits in a verb, and no processor is busy",
+    shows="nobody waits in a collective, and no processor is busy",
     repair="read ahead, with several readers",
     lab="13",
     differential=(

@@ -1,9 +1,9 @@
-"""One batch in many holds a long text, and every row of it is padded to that length.
+"""One batch in many holds a long text, and every sequence of it is padded to that length.
 
-    8 rows of 16 positions, 8 rows of 16, ... 8 rows of 256: 16 times the activations
+    8 sequences of 16 positions, 8 of 16, ... 8 of 256: 16 times the activations
 
-Repaired: rows are taken in micro-batches of at most so many positions. The long row gets a micro-batch of its own, the
-others are cut to their own length, and the sum is divided by the positions that count, so the gradient is the same.
+Repaired: sequences are taken in micro-batches of at most so many positions. The long one gets a micro-batch of its own,
+the others are cut to their own length, and the sum is divided by the positions that count, so the gradient is the same.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ CASE = Patient(
     cause="a rare long sequence",
     test="memory",
     shows="the floor is level, and one step's peak is many times the others'",
-    repair="a budget of positions, not of rows",
+    repair="a budget of positions, not of sequences",
     lab="04",
     differential=(
         Suspect("a growing graph", "memory", "the floor rises"),

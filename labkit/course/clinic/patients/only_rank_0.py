@@ -82,7 +82,7 @@ CASE = Patient(
     lab="02",
     differential=(
         Suspect("uneven batches", "autopsy", "the awaited ranks have finished"),
-        Suspect("a skipped collective", "autopsy", "the odd line stands under an if about its rows"),
+        Suspect("a skipped collective", "autopsy", "the odd line stands under an if about its samples"),
         Suspect("a slow rank", "autopsy", "rank 0 runs Python, in the writing: wait"),
     ),
     broken=broken,

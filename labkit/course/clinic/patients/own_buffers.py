@@ -87,7 +87,7 @@ def shows_cause(chart: Chart) -> bool:
 
 CASE = Patient(
     name="Olga",
-    complaint="Every rank reports another validation loss, for the same rows. Their training losses look healthy.",
+    complaint="Every rank reports another validation loss, for the same samples. Their training losses look healthy.",
     symptom="ranks disagree",
     cause="ranks differ by buffers",
     test="fingerprints",

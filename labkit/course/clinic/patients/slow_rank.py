@@ -82,7 +82,7 @@ CASE = Patient(
     differential=(
         Suspect("a starving pipeline", "clock", "every rank waits for a rank, at both ends"),
         Suspect("slow links for TP", "clock", "they wait for the wire, all alike"),
-        Suspect("data starvation", "clock", "nobody waits in a verb; idle processors"),
+        Suspect("data starvation", "clock", "nobody waits in a collective; idle processors"),
     ),
     broken=broken,
     repaired=repaired,

@@ -189,7 +189,7 @@ def _choice(name: str, label: str, begin: str, options: Iterable[str]) -> Field:
 GPUS = tuple(name for name in DEVICES if name != "laptop")
 MODEL = _choice("model", "model", "llama-7b", MODELS)
 GPU = _choice("gpu", "GPU", "h100", GPUS)
-ROWS = Field("batch", "rows of a step", "64")
+ROWS = Field("batch", "sequences of a step", "64")
 PRECISION = _choice("precision", "precision", "bf16", ("bf16", "amp", "fp32"))
 PLAN = Form(
     "plan",

@@ -1,4 +1,4 @@
-"""05.7: a unit for each block of a matrix."""
+"""05.7: a scale for each block of a matrix."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LARGEST = 448.0
 
 
 def quantized(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """x in blocks of rows x columns, as (codes, units), so that x is about codes * the unit of their block.
+    """x in blocks of rows x columns, as (codes, scales), so that x is about codes * the scale of their block.
 
     x: float32 [M, K], finite. Blocks begin at the upper left; those at the right and lower edges may be smaller.
-    units: float32 [M / rows, K / columns], both rounded up: the largest size in a block / 448, or 1 if all are zero.
-    codes: float32 [M, K], x / unit rounded to `torch.float8_e4m3fn`. x stays as it is."""
+    scales: float32 [M / rows, K / columns], both rounded up: the largest size in a block / 448, or 1 if all are zero.
+    codes: float32 [M, K], x / scale rounded to `torch.float8_e4m3fn`. x stays as it is."""
     m, k = x.shape
     padded = F.pad(x, (0, -k % columns, 0, -m % rows))
     blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
     largest = blocks.abs().amax((1, 3))
-    units = torch.where(largest > 0, largest / 448, 1.0)
-    codes = (blocks / units[:, None, :, None]).view(padded.shape)[:m, :k]
-    return codes.to(torch.float8_e4m3fn).float(), units
+    scales = torch.where(largest > 0, largest / 448, 1.0)
+    codes = (blocks / scales[:, None, :, None]).view(padded.shape)[:m, :k]
+    return codes.to(torch.float8_e4m3fn).float(), scales
 
 
 def cases() -> Sequence[Case]:
@@ -51,22 +51,22 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, _: Group, x: Tensor, rows: int, columns: int) -> Any:
-    """Codes and units."""
-    codes, units = attempt(x, rows, columns)
-    return {"codes": codes, "units": units}
+    """Codes and scales."""
+    codes, scales = attempt(x, rows, columns)
+    return {"codes": codes, "scales": scales}
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Block by block, each by itself."""
     x, rows, columns = inputs[0]
-    codes, units = torch.zeros_like(x), torch.ones(-(-x.shape[0] // rows), -(-x.shape[1] // columns))
-    for i in range(units.shape[0]):
-        for j in range(units.shape[1]):
+    codes, scales = torch.zeros_like(x), torch.ones(-(-x.shape[0] // rows), -(-x.shape[1] // columns))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
             place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
             if (size := float(x[place].abs().max())) > 0:
-                units[i, j] = torch.tensor(size) / LARGEST
-            codes[place] = (x[place] / units[i, j]).to(torch.float8_e4m3fn).float()
-    return [{"codes": codes, "units": units}]
+                scales[i, j] = torch.tensor(size) / LARGEST
+            codes[place] = (x[place] / scales[i, j]).to(torch.float8_e4m3fn).float()
+    return [{"codes": codes, "scales": scales}]
 
 
 PROBLEM = Problem(

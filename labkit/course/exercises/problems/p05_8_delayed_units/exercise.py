@@ -1,4 +1,4 @@
-"""05.8: units of 8-bit copies that come from earlier steps, the same on all ranks."""
+"""05.8: scales of 8-bit copies that come from earlier steps, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 9
 
 
 class DelayedUnits:
-    """Quantizes tensors with a unit that follows from the largest numbers of the last `length` steps of all ranks."""
+    """Quantizes tensors with a scale that follows from the largest numbers of the last `length` steps of all ranks."""
 
     def __init__(self, length: int, group: Group):
         """length: steps that are looked back over, at least 1. No step has ended yet."""
@@ -26,13 +26,13 @@ class DelayedUnits:
         self.seen, self.history = 0.0, list[float]()
 
     def quantize(self, x: Tensor) -> tuple[Tensor, float]:
-        """x, float32 and finite, as (codes, unit). May be called several times in a step, and sends nothing.
+        """x, float32 and finite, as (codes, scale). May be called several times in a step, and sends nothing.
 
-        unit: the largest size in the steps that are looked back over, / 448; 1.0 if it is 0, or if no step has ended.
-        codes: float32, x / unit rounded to `torch.float8_e4m3fn`; what exceeds 448 either way becomes 448 or -448."""
+        scale: the largest size in the steps that are looked back over, / 448; 1.0 if it is 0, or if no step has ended.
+        codes: float32, x / scale rounded to `torch.float8_e4m3fn`; what exceeds 448 either way becomes 448 or -448."""
         self.seen = max(self.seen, x.abs().max().item())
-        unit = max(self.history, default=0.0) / 448 or 1.0
-        return (x / unit).clamp(-448, 448).to(torch.float8_e4m3fn).float(), unit
+        scale = max(self.history, default=0.0) / 448 or 1.0
+        return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float(), scale
 
     def end_step(self) -> None:
         """The step is over: the largest size that any rank has quantized in it becomes history, the same on all ranks.
@@ -64,15 +64,15 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, length: int, steps: list[list[Tensor]]) -> Any:
-    """Nine steps of two tensors each: the codes and the units."""
-    units, codes, made = [], [], attempt(length, group)
+    """Nine steps of two tensors each: the codes and the scales."""
+    scales, codes, made = [], [], attempt(length, group)
     for tensors in steps:
         for x in tensors:
-            code, unit = made.quantize(x)
+            code, scale = made.quantize(x)
             codes.append(code)
-            units.append(float(unit))
+            scales.append(float(scale))
         made.end_step()
-    return {"units": units, "codes": codes}
+    return {"scales": scales, "codes": codes}
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
@@ -80,14 +80,14 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     largest = [max(float(x.abs().max()) for _, steps in inputs for x in steps[s]) for s in range(STEPS)]
     results = []
     for length, steps in inputs:
-        units: list[float] = []
+        scales: list[float] = []
         codes = []
         for s, tensors in enumerate(steps):
             known = max(largest[max(0, s - length) : s], default=0.0)
             for x in tensors:
-                units.append(known / 448 if known > 0 else 1.0)
-                codes.append((x / units[-1]).clamp(-448, 448).to(torch.float8_e4m3fn).float())
-        results.append({"units": units, "codes": codes})
+                scales.append(known / 448 if known > 0 else 1.0)
+                codes.append((x / scales[-1]).clamp(-448, 448).to(torch.float8_e4m3fn).float())
+        results.append({"scales": scales, "codes": codes})
     return results
 
 

@@ -20,7 +20,7 @@ STEPS, LR = 3, 0.1
 
 
 class PlainDDP:
-    """Keeps the copies of a model alike, one on each rank, while each rank computes with its own rows."""
+    """Keeps the copies of a model alike, one on each rank, while each rank computes with its own samples."""
 
     def __init__(self, module: nn.Module, group: Group):
         """Give every parameter of `module`, in place, the value that it has on rank 0: once, by broadcast."""
@@ -50,7 +50,7 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights of its own for each rank, and its rows of each step."""
+    """Weights of its own for each rank, and its samples of each step."""
     (a, _, c), n = case["widths"], case["rows"]
     return [
         (
@@ -85,13 +85,13 @@ def train(model: nn.Module, rows: Sequence[tuple[Tensor, Tensor]], average: Any)
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
-    """Train, each rank with its rows: the weights at the end."""
+    """Train, each rank with its samples: the weights at the end."""
     model = model_of(weights)
     return train(model, rows, attempt(model, group).average)
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """One process with all rows, from the weights of rank 0."""
+    """One process with all samples, from the weights of rank 0."""
     steps = [rows for _, rows in inputs]
     whole = [tuple(torch.cat([rows[s][k] for rows in steps]) for k in (0, 1)) for s in range(STEPS)]
     return [train(model_of(inputs[0][0]), whole, lambda: None)] * case.n_ranks  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def place_on_nodes(layout: Layout, sent: dict[str, int]) -> list[list[int]]:
     Along each axis a group (`layout.ranks(axis, rank)`) is a ring in that order: each rank sends sent[axis] bytes a
     step to the next in its group, the last one to the first; two in a group send to each other, and a rank alone in its
     group sends nothing. `sent` has "dp", "pp" and "tp". -> the ranks of the first node and those of the second. Where
-    several placings are equally good, any of them will do. There are at most 12 ranks, so all can be tried."""
+    several placements are equally good, any of them will do. There are at most 12 ranks, so all can be tried."""
     ranks, hops = range(layout.size), []
     for axis, n_bytes in sent.items():
         for ring in {layout.ranks(axis, rank) for rank in ranks}:
@@ -86,7 +86,7 @@ def apart(node: Sequence[int], size: int) -> torch.Tensor:
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The fewest crossing bytes of all placings, from the table of who sends to whom."""
+    """The fewest crossing bytes of all placements, from the table of who sends to whom."""
     layout, sent = inputs[0]
     table, halves = traffic(layout, sent), list(combinations(range(layout.size), layout.size // 2))
     inside = torch.zeros(len(halves), layout.size)

@@ -26,8 +26,8 @@ def first_refusal(shape: ModelShape, layout: Layout, recipe: Recipe, device_byte
 
     Memory of a rank: its 1/(tp pp) of shape.n_params at 4 bytes of parameters, 4 of gradients, 8 of optimizer, of which
     recipe.strategy "zero1" divides the optimizer by dp, "zero2" gradients, too, "zero3" parameters, too ("ddp":
-    nothing). For each row and layer 34 x shape.seq x shape.d_model bytes of activations, 1/tp of them on a rank;
-    it has its layers, the rows of one micro-batch, and min(pp, n_micro) micro-batches in flight."""
+    nothing). For each sequence and layer 34 x shape.seq x shape.d_model bytes of activations, 1/tp of them on a rank;
+    it has its layers, the sequences of one micro-batch, and min(pp, n_micro) micro-batches in flight."""
     zero = ("ddp", "zero1", "zero2", "zero3").index(recipe.strategy)
     state = sum(width / layout.dp if zero > place else width for place, width in enumerate((8, 4, 4)))
     rows = recipe.batch_size // layout.dp // recipe.n_micro * min(layout.pp, recipe.n_micro)

@@ -19,9 +19,10 @@ def job_length(
 ) -> tuple[float, float, float]:
     """(seconds of a step, days, device hours) of a job that reads at least n_tokens tokens.
 
-    A step reads batch_rows rows of shape.seq tokens on all devices together, and steps are whole. A token needs 6 flops
-    for each of shape.n_params parameters, and 12 x n_layer x d_model x seq of attention. n_devices, each with a peak of
-    peak_flops a second, reach the share mfu of that; checkpointing is in mfu already. A day has 86,400 seconds."""
+    A step reads batch_rows sequences of shape.seq tokens on all devices together, and steps are whole. A token needs 6
+    flops for each of shape.n_params parameters, and 12 x n_layer x d_model x seq of attention. n_devices, each with a
+    peak of peak_flops a second, reach the share mfu of that; checkpointing is in mfu already. A day has 86,400
+    seconds."""
     token = 6 * shape.n_params + 12 * shape.n_layer * shape.d_model * shape.seq
     step_s = token * batch_rows * shape.seq / (n_devices * peak_flops * mfu)
     seconds = step_s * math.ceil(n_tokens / (batch_rows * shape.seq))
@@ -34,7 +35,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Jobs of various models and lengths of rows. Every fourth job has tokens for a whole number of steps."""
+    """Jobs of various models and lengths of sequences. Every fourth job has tokens for a whole number of steps."""
     dice, jobs = random.Random(case.seed), []
     for job in range(case["n_jobs"]):
         d = 128 * dice.randint(16, 64)

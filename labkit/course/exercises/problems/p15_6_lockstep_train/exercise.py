@@ -22,7 +22,7 @@ def lockstep_train(w: Tensor, batches: list[tuple[Tensor, Tensor]], lr: float, g
     """Train a linear model by SGD on the batches of all ranks, of which some have more than others; the weights, [d].
 
     A batch is (x [rows, d], y [rows]), rows differ, and each rank has one at least. In step k all ranks that have a
-    k-th batch put them together: the loss is the mean of (x w - y)^2 over all rows of the step, on whatever ranks.
+    k-th batch put them together: the loss is the mean of (x w - y)^2 over all samples of the step, on whatever ranks.
     It goes on until all batches of all ranks have been used once, and all ranks end with the same weights. w stays as
     it is. Send sums: per step what an all-reduce of d numbers costs, and a few numbers besides."""
     n_steps = int(group.all_reduce(torch.tensor([len(batches)], device=group.device), "max"))
@@ -48,7 +48,7 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The same weights, and rows of its own for each rank."""
+    """The same weights, and samples of its own for each rank."""
     arguments = []
     for rank, rows in enumerate(case["rows"]):
         batches = [(case.random(n, WIDTH, key=1000 * rank + k) / 8, case.random(n, key=1000 * rank + 500 + k))
@@ -58,7 +58,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """torch's loss, gradient and SGD, on the rows of each step in one process."""
+    """torch's loss, gradient and SGD, on the samples of each step in one process."""
     w = torch.nn.Parameter(inputs[0][0].clone())
     optimizer = torch.optim.SGD([w], lr=LR)  # type: ignore[list-item]
     for step in range(max(len(batches) for _, batches, _ in inputs)):

@@ -16,7 +16,7 @@ from labkit.course.judge.laws import peak, sends
 
 PADDING = 3
 NOISE_BYTES = 4 << 20  # products of matrices take room of their own, once
-"""The row is padded in front by so many positions, which neither see nor are seen."""
+"""The sequence is padded in front by so many positions, which neither see nor are seen."""
 MOST_MEANS, ROOM_BYTES = 8, 64 << 10
 
 
@@ -67,7 +67,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def seen(q: Tensor, kv: Tensor, places: Tensor, key_places: Tensor) -> tuple[Tensor, Tensor]:
-    """What these queries see of these keys, each of both at its place in the row: (mean, log_sum)."""
+    """What these queries see of these keys, each of both at its place in the sequence: (mean, log_sum)."""
     may = (places[:, None] >= key_places) & (key_places >= PADDING)
     scores = (q @ kv[0].T).masked_fill(~may, -torch.inf)
     return scores.softmax(-1).nan_to_num(0.0) @ kv[1], scores.logsumexp(-1)

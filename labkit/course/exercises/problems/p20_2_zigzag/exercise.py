@@ -1,4 +1,4 @@
-"""20.2: a row of tokens in zigzag order: which tokens each rank holds, the cut, and the way back."""
+"""20.2: a sequence of tokens in zigzag order: which tokens each rank holds, the cut, and the way back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ROOM_BYTES, LABEL_BYTES = 48 << 10, 8
 
 
 class Zigzag:
-    """A row of `length` tokens, cut over the ranks of a group so that causal attention is the same work on each.
+    """A sequence of `length` tokens, cut over the ranks of a group so that causal attention is the same work on each.
 
-    The row is padded with zeros at its end until 2n divides it (by fewer than 2n), and cut into 2n chunks of one
+    The sequence is padded with zeros at its end until 2n divides it (by fewer than 2n), and cut into 2n chunks of one
     length. Rank r holds two of them, in this order: chunk r, and chunk 2n - 1 - r, which is as far from the end."""
 
     def __init__(self, length: int, group: Group):
-        """length: tokens of the whole row, without padding."""
+        """length: tokens of the whole sequence, without padding."""
         self.length, self.group = length, group
         self.chunk = -(-length // (2 * group.size))
 
     def positions(self, rank: int) -> Tensor:
-        """The places in the padded row of the tokens that a rank holds, in its order.   -> [2 * chunk], int64"""
+        """The places in the padded sequence of the tokens that a rank holds, in its order.   -> [2 * chunk], int64"""
         chunk = torch.arange(self.chunk, device=self.group.device)
         late = 2 * self.group.size - 1 - rank
         return torch.cat([rank * self.chunk + chunk, late * self.chunk + chunk])
@@ -41,13 +41,13 @@ class Zigzag:
         return int((places[places < self.length] + 1).sum())
 
     def part_of(self, x: Tensor) -> Tensor:
-        """This rank's tokens of a whole row.   [length, ...] -> [2 * chunk, ...]   Afterwards no whole row is kept."""
+        """This rank's tokens of a whole sequence, which is not kept afterwards.   [length, ...] -> [2 * chunk, ...]"""
         padded = x.new_zeros(2 * self.group.size * self.chunk, *x.shape[1:])
         padded[: self.length] = x
         return padded[self.positions(self.group.rank)]
 
     def whole_of(self, part: Tensor) -> Tensor:
-        """The whole row on every rank, without padding, by one all_gather.   [2 * chunk, ...] -> [length, ...]"""
+        """The whole sequence on every rank, without padding, by one all_gather.   [2 * chunk, ...] -> [length, ...]"""
         gathered = self.group.all_gather(part)
         whole = torch.empty_like(gathered)
         whole[torch.cat([self.positions(rank) for rank in range(self.group.size)])] = gathered
@@ -55,7 +55,7 @@ class Zigzag:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 5 ranks: rows without padding, with some, with ranks that hold nothing else, and a large one."""
+    """Worlds of 1 to 5 ranks: sequences without padding, with some, with nothing else on a rank, and a large one."""
     return [
         Case.of(2, torch.float64, length=12, width=3),
         Case.of(4, length=3, width=2),
@@ -68,13 +68,13 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """A whole row of hidden numbers [T, D], and one of labels [T], the same on every rank."""
+    """A whole sequence of hidden numbers [T, D], and one of labels [T], the same on every rank."""
     hidden, labels = case.random(case["length"], case["width"]), case.random(case["length"], key=1, dtype=torch.int64)
     return [(hidden.clone(), labels.clone(), case["length"]) for _ in range(case.n_ranks)]
 
 
 def play(attempt: Any, group: Group, hidden: Tensor, labels: Tensor, length: int) -> Any:
-    """Cut a row, weigh what is left, and put what each rank has made of its part together again."""
+    """Cut a sequence, weigh what is left, and put what each rank has made of its part together again."""
     row = attempt(length, group)
     reply: dict[str, Any] = {
         "positions": [row.positions(rank) for rank in range(group.size)],
@@ -91,7 +91,7 @@ def chunk(case: Case) -> int:
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Chunks dealt to the ranks there and back; work counted in the causal mask itself; the row as it was."""
+    """Chunks dealt to the ranks there and back; work counted in the causal mask itself; the sequence as it was."""
     n, length, (hidden, labels, _) = case.n_ranks, case["length"], inputs[0]
     dealt: list[list[int]] = [[] for _ in range(n)]
     chunks = torch.arange(2 * n * chunk(case)).chunk(2 * n)
@@ -122,7 +122,7 @@ def law(case: Case, rank: int) -> int:
 
 
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
-    """(least, most) bytes held by kind once a row is cut: the part, and room for positions."""
+    """(least, most) bytes held by kind once a sequence is cut: the part, and room for positions."""
     return {
         "other": (0, part_bytes(case) + ROOM_BYTES),
         **dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), (0, 0)),
@@ -142,6 +142,6 @@ PROBLEM = Problem(
             "taking a part sends nothing; the way back sends this rank's part to n - 1 others",
             only=("all_gather",),
         ),
-        holds(held, "once a row is cut, a rank holds its two chunks, and no whole row"),
+        holds(held, "once a sequence is cut, a rank holds its two chunks, and no whole sequence"),
     ),
 )

@@ -32,9 +32,9 @@ def ring_backward(
     """The gradients of q, k and v, from that of y.   q, k, v, y, grad [H, T, W] -> three times [H, T, W]
 
     y = softmax(q k^T / sqrt(W)) v over the keys of all ranks, with a causal mask: a query looks at the keys at its own
-    place in the row and before. All tensors are of this rank's T tokens. positions[r] has the places of those of rank
-    r, [T of rank r]; ranks may have different numbers. log_sum [H, T] is the logarithm of the sum of exp(score) over
-    all keys that a query has looked at, so a weight is exp(score - log_sum).
+    place in the sequence and before. All tensors are of this rank's T tokens. positions[r] has the places of those of
+    rank r, [T of rank r]; ranks may have different numbers. log_sum [H, T] is the logarithm of the sum of exp(score)
+    over all keys that a query has looked at, so a weight is exp(score - log_sum).
 
     With d = sum of grad * y over W:   dv = weights^T grad,   d scores = weights * (grad v^T - d),
     dq = d scores k / sqrt(W),   dk = d scores^T q / sqrt(W). For dk and dv, the terms of all ranks add up.
@@ -59,8 +59,8 @@ def ring_backward(
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 5 ranks; rows in order, where a rank sees nothing of some blocks, and in zigzag order; one with
-    parts of different lengths."""
+    """Worlds of 1 to 5 ranks; sequences in order, where a rank sees nothing of some blocks, and in zigzag order; one
+    with parts of different lengths."""
     return [
         Case.of(2, torch.float64, length=8, heads=2, width=5, order="contiguous"),
         Case.of(3, length=18, heads=2, width=4, order="zigzag"),
@@ -83,7 +83,7 @@ def parts(case: Case) -> list[Tensor]:
 
 
 def whole(case: Case) -> tuple[list[Tensor], Tensor, Tensor]:
-    """q, k, v and the gradient of y of the whole row, [H, T, W], in the dtype of the case."""
+    """q, k, v and the gradient of y of the whole sequence, [H, T, W], in the dtype of the case."""
     shape = case["heads"], case["length"], case["width"]
     q, k, v, grad = (case.random(*shape, key=key) for key in range(4))
     return [q, k, v], grad, torch.ones(case["length"], case["length"], dtype=torch.bool).triu(1)
@@ -110,7 +110,7 @@ def play(attempt: Any, group: Group, *args: Any) -> Any:
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Autograd through the attention of the whole row in one process, in float64."""
+    """Autograd through the attention of the whole sequence in one process, in float64."""
     row, grad, hidden = whole(case)
     leaves = [x.double().requires_grad_() for x in row]
     grads = torch.autograd.grad(attention(leaves, hidden)[0], leaves, grad.double())

@@ -33,9 +33,9 @@ def ulysses(q, k, v, attend, group):
 def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor], group: Group) -> Tensor:
     """Attention over the tokens of all ranks.   q [H, T/n, W], k and v [K, T/n, W] -> [H, T/n, W]
 
-    Rank r has the r-th T/n tokens of the row, and all heads: H query heads and K key heads; query head h looks at key
-    head h // (H/K). `attend(q, k, v)` is causal attention over a whole row, with some heads: q [h, T, W], k and v
-    [j, T, W] -> [h, T, W], where each of the j key heads serves the next h/j query heads.
+    Rank r has the r-th T/n tokens of the sequence, and all heads: H query heads and K key heads; query head h looks at
+    key head h // (H/K). `attend(q, k, v)` is causal attention over a whole sequence, with some heads: q [h, T, W], k
+    and v [j, T, W] -> [h, T, W], where each of the j key heads serves the next h/j query heads.
 
     Rank r attends once, with its share of heads: query heads r * H/n up to (r + 1) * H/n, and the key heads they look
     at. For this each rank gives all others their heads of its own tokens, by all_to_all, and of the answer it gets back
@@ -106,7 +106,7 @@ def play(attempt: Any, group: Group, q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """Attention of the whole row in one process, in float64, cut into each rank's tokens."""
+    """Attention of the whole sequence in one process, in float64, cut into each rank's tokens."""
     if refused(case):
         return ["ValueError"] * case.n_ranks
     y = attention(*(torch.cat(parts, dim=1).double() for parts in zip(*inputs, strict=True))).to(case.dtype)
@@ -125,8 +125,8 @@ def law(case: Case, rank: int) -> int:
 
 
 def most(case: Case, rank: int) -> int:
-    """Bytes that a rank may hold beyond its inputs: some times its share of heads over the whole row, which are as many
-    bytes as its tokens with all heads; and the scores of one head."""
+    """Bytes that a rank may hold beyond its inputs: some times its share of heads over the whole sequence, which are as
+    many bytes as its tokens with all heads; and the scores of one head."""
     scores = (case.n_ranks * case["tokens"]) ** 2 * case.item_bytes
     return MOST_WHOLE * sum(share_bytes(case)) + 4 * scores + ROOM_BYTES
 
@@ -144,7 +144,7 @@ PROBLEM = Problem(
             "each rank sends (n-1)/n of its q, k, v and y, by all_to_all; nothing where it must refuse",
             only=("all_to_all",),
         ),
-        peak(most, "a rank holds whole rows of its own heads only"),
+        peak(most, "a rank holds whole sequences of its own heads only"),
     ),
     star=Star("q, k and v can be dealt out at once", most_calls, lambda case: 2, BEST, "collectives"),
 )

@@ -1,4 +1,4 @@
-"""21.3: the most rows that generate at once within the memory and within a time for each token."""
+"""21.3: the most sequences that generate at once within the memory and within a time for each token."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labkit.course.judge.case import Case
 def largest_batch(
     model: dict[str, int], tokens: int, n_devices: int, device: dict[str, float], latency_s: float
 ) -> int:
-    """The most rows for which a decode step takes `latency_s` at most, and all fits into memory; 0 if none does.
+    """The most sequences for which a decode step takes `latency_s` at most, and all fits into memory; 0 if none does.
 
     `model` has "params", "layers", "heads", "key_heads" and "width" (of a head). Weights and cached numbers have 2
     bytes. Tensor parallelism cuts weights and heads over `n_devices`; where these are more than key heads, each has one
-    key head. `device` has "memory_bytes", "bytes_per_s" and "flops_per_s". Rows have `tokens` tokens, the new one
+    key head. `device` has "memory_bytes", "bytes_per_s" and "flops_per_s". Sequences have `tokens` tokens, the new one
     among them.
-    A step is: products, each weight read once, 2 flops a row and weight; then attention, each row's cache read once, 4
-    flops a row and layer for each number of the query heads' width and each token. Each of both takes as long as its
-    bytes or its flops take, whichever is longer. All else, and what is sent, is left out."""
+    A step is: products, each weight read once, 2 flops a sequence and weight; then attention, each sequence's cache
+    read once, 4 flops a sequence and layer for each number of the query heads' width and each token. Each of both takes
+    as long as its bytes or its flops take, whichever is longer. All else, and what is sent, is left out."""
     weights = 2 * model["params"] / n_devices
     own_heads = max(1, model["key_heads"] // n_devices)
     cache = 2 * 2 * model["layers"] * own_heads * model["width"] * tokens
@@ -66,7 +66,7 @@ def case_of(case: Case, bound: str, place: int) -> tuple[Any, ...]:
 
 
 def bounds(model: dict[str, int], tokens: int, n: int, device: dict[str, float], latency_s: float) -> dict[str, float]:
-    """The three bounds on the number of rows, each where a line crosses its limit."""
+    """The three bounds on the number of sequences, each where a line crosses its limit."""
     per_row, fixed = row_bytes(model, tokens, n), 2 * model["params"] / n
     least_s = per_row / device["bytes_per_s"]
     least_s = max(least_s, 4 * model["layers"] * model["heads"] * model["width"] * tokens / n / device["flops_per_s"])
@@ -78,13 +78,13 @@ def bounds(model: dict[str, int], tokens: int, n: int, device: dict[str, float],
 
 
 def row_bytes(model: dict[str, int], tokens: int, n: int) -> int:
-    """Bytes of one row's keys and values on the fullest device, head by head."""
+    """Bytes of one sequence's keys and values on the fullest device, head by head."""
     on_first = {head for head in range(model["key_heads"]) if head * n // model["key_heads"] == 0} or {0}
     return sum(2 * model["width"] * 2 for _ in range(model["layers"]) for _ in on_first) * tokens
 
 
 def searched(model: dict[str, int], tokens: int, n: int, device: dict[str, float], latency_s: float) -> int:
-    """The answer by trying one row more as long as it fits and is in time."""
+    """The answer by trying one sequence more as long as it fits and is in time."""
     per_row, fixed, rows = row_bytes(model, tokens, n), 2 * model["params"] / n, 0
     while True:
         b = rows + 1
@@ -97,7 +97,7 @@ def searched(model: dict[str, int], tokens: int, n: int, device: dict[str, float
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The number of rows of each job."""
+    """The number of sequences of each job."""
     return [[searched(*job) for job in inputs[0][0]]]
 
 
