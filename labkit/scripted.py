@@ -28,8 +28,8 @@ from labkit.launch.script import ScriptRun, watch_script
 from labkit.plan.breakdown import KINDS
 
 OBSERVER = "labkit.probe.sampled.Sampled"
-LATE_SHARE, EXPOSED_SHARE, OFF = 0.1, 0.3, 0.15
-"""A part of the run lost to one rank, of a step lost to the wire, and a distance from a law that are worth a word."""
+EXPOSED_SHARE, OFF = 0.3, 0.15
+"""A part of a step lost to the wire, and a distance from a law, that are worth a word."""
 SMALL_BYTES, WORTH_BYTES, LISTED = 1024, 1 << 20, 12
 CHARGED = "of collectives charged by the law of a ring: torch does not say what the backend sends; messages are counted"
 """A footnote of the table of collectives: where the column of bytes comes from."""
@@ -156,12 +156,14 @@ class ScriptReport:
         return out or ["Nothing stands out: no rank is late, the laws hold, and the wire costs little of a step."]
 
     def _slowest(self) -> list[str]:
-        late = self.run.tally.late()[0]
-        if late.of < 4 or late.seconds < LATE_SHARE * self.run.seconds or late.times < late.of / 2:
+        slow = self.run.tally.arrivals.slow(self.run.n_ranks, self.run.seconds, self.run.noise)
+        if slow is None:
             return []
+        without = "" if slow.queued_s is None else f"; for {slow.queued_s:.2g} s of it at most it had no core"
         return [
-            f"Rank {late.rank} is slow: it came last to {late.times} of {late.of} collectives, and the others waited "
-            f"{late.seconds:.2g} s for it alone, {late.seconds / self.run.seconds:.0%} of the run."
+            f"Rank {slow.rank} is slow: of {slow.of} collectives to which a rank came late it was the last to "
+            f"{slow.times}, by {slow.median_s:.2g} s in the middle, and the others waited {slow.seconds:.2g} s for it "
+            f"alone, {slow.seconds / self.run.seconds:.0%} of the run{without}."
         ]
 
     def _off(self) -> list[str]:

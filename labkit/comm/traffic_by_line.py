@@ -9,7 +9,7 @@ Bytes are those that a rank sends by the law of a ring, whatever the backend doe
     scatter                                      (n-1)/n N of the root, straight to the others
 
 A record is counted once, in whatever dump it comes; those that were overwritten before they were fetched are estimated
-from the counters of their rank. Of each collective whose records came from all members, the last to come is noted.
+from the counters of their rank. Of each collective whose records came from all members, it is noted who came last.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from labkit.comm.dumps import Dump, Frame, Record
 from labkit.comm.matched_collectives import members_of
+from labkit.comm.slow_rank import Arrivals
 
 ORIGINS = MappingProxyType(
     {
@@ -100,15 +101,6 @@ class LineTraffic(NamedTuple):
         return str(self.caller) if self.caller else ""
 
 
-class Late(NamedTuple):
-    """How often a rank was the last to come to a collective, of how many, and the seconds the others waited for it."""
-
-    rank: int
-    times: int
-    of: int
-    seconds: float
-
-
 def origin_of(record: Record) -> str:
     """Whose call a collective is: "DDP gradients", "FSDP", ..., or "your own" where the script calls it itself."""
     first = True
@@ -156,9 +148,7 @@ class Tally:
         self._rows: dict[tuple[str, str, Frame | None, str, int], dict[int, Share]] = {}
         self._largest: Counter[tuple[str, str, Frame | None, str, int]] = Counter()
         self._open: dict[tuple[str, int], dict[int, int]] = {}
-        self._last: Counter[int] = Counter()
-        self._waited: Counter[int] = Counter()
-        self._met = 0
+        self.arrivals = Arrivals()
 
     def add(self, dump: Dump) -> None:
         """Count the records of a dump that were not counted before (`newest` says up to which they were)."""
@@ -192,12 +182,6 @@ class Tally:
     def silent(self) -> tuple[int, ...]:
         """The ranks of which no record has come."""
         return tuple(rank for rank in range(self.n_ranks) if rank not in self.called)
-
-    def late(self) -> list[Late]:
-        """The ranks, by how long others waited for them alone, longest first."""
-        ranks = range(self.n_ranks)
-        late = [Late(rank, self._last[rank], self._met, self._waited[rank] / 1e9) for rank in ranks]
-        return sorted(late, key=lambda entry: -entry.seconds)
 
     def dumps(self, flying: Iterable[Dump] = ()) -> list[Dump]:
         """The last records of every rank as dumps, with newer ones of `flying` added, to be held against each other."""
@@ -235,8 +219,4 @@ class Tally:
         came[rank] = record.created_ns
         if len(came) == n_members:
             del self._open[record.group, record.seq]
-            *_, second, last = sorted(came.values())
-            slowest = max(came, key=lambda member: came[member])
-            self._met += 1
-            self._last[slowest] += 1
-            self._waited[slowest] += last - second
+            self.arrivals.add(came)

@@ -31,6 +31,7 @@ import psutil
 from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
+from labkit.comm.slow_rank import Noise
 from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import Position
@@ -67,6 +68,7 @@ class ScriptRun:
     error     None if all ranks ended well, else the root cause first
     found_s   seconds from the last sign of life to the explanation of a hang, from the first failure for the rest
     seen      rank -> what the observer in that rank saw
+    noise     what the machine did to the ranks: seconds without a core
     messages  (verb, line) -> rank -> what that rank sent or received there; ranks whose script came to an end
     """
 
@@ -78,6 +80,7 @@ class ScriptRun:
     tally: Tally = field(repr=False)
     seen: dict[int, Any] = field(repr=False)
     messages: dict[tuple[str, Frame], dict[int, Share]] = field(repr=False)
+    noise: Noise = field(repr=False)
     error: WorkerError | None = None
     autopsy: hang_diagnosis.Autopsy | None = None
     found_s: float | None = None
@@ -142,6 +145,8 @@ class Watched(Watch):
         self.over_at: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
+        self.queued_s: dict[int, float] = {}
+        self.crowded = n_ranks > (os.cpu_count() or 1)
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
@@ -212,7 +217,7 @@ class Watched(Watch):
         messages = {key: none | shares for key, shares in self.messages.items()}
         return ScriptRun(
             path, arguments, self.n_ranks, time.monotonic() - self.started, codes, self.tally, self.seen, messages,
-            error, error.autopsy if error else None, self.found_s,
+            Noise(self.queued_s, self.crowded), error, error.autopsy if error else None, self.found_s,
         )  # fmt: skip
 
     # -- what the ranks tell -----------------------------------------------------------------------------------------
@@ -240,6 +245,7 @@ class Watched(Watch):
                     sent = n_bytes if verb == "send" else 0
                     self.messages.setdefault((verb, frame), {})[event.rank] = Share(n, sent)
                 self._add(event.rank, event.frames[0], members)
+                self._measure_noise([event.rank])
                 self.processes.tell(event.rank, "leave")
                 if code:
                     self._failed()
@@ -268,11 +274,19 @@ class Watched(Watch):
             return read(load(bytes(data)), rank, members, after, within)
         return None
 
+    def _measure_noise(self, ranks: Sequence[int]) -> None:
+        self.crowded |= os.getloadavg()[0] > (os.cpu_count() or 1)
+        for rank in ranks:
+            queued_s = system.queued_s(self.processes.pids.get(rank, 0))
+            if queued_s is not None:
+                self.queued_s[rank] = max(queued_s, self.queued_s.get(rank, 0.0))  # a thread's end takes its part away
+
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         for rank in self.pending:
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
+        self._measure_noise([rank for rank in self.pending if rank not in self.over])
         for rank, since in self.over_at.items():
             if rank in self.pending and now - since > LEAVE_S:
                 self.reason = (
