@@ -35,6 +35,7 @@ from labkit.comm.slow_rank import Noise
 from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import Position
+from labkit.launch.core_shortage import CoreShortage
 from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
@@ -68,6 +69,7 @@ class ScriptRun:
     error     None if all ranks ended well, else the root cause first
     found_s   seconds from the last sign of life to the explanation of a hang, from the first failure for the rest
     seen      rank -> what the observer in that rank saw
+    complete  ranks of which every record has come
     noise     what the machine did to the ranks: seconds without a core
     messages  (verb, line) -> rank -> what that rank sent or received there; ranks whose script came to an end
     """
@@ -81,6 +83,7 @@ class ScriptRun:
     seen: dict[int, Any] = field(repr=False)
     messages: dict[tuple[str, Frame], dict[int, Share]] = field(repr=False)
     noise: Noise = field(repr=False)
+    complete: tuple[int, ...]
     error: WorkerError | None = None
     autopsy: hang_diagnosis.Autopsy | None = None
     found_s: float | None = None
@@ -145,8 +148,8 @@ class Watched(Watch):
         self.over_at: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
-        self.queued_s: dict[int, float] = {}
-        self.crowded = n_ranks > (os.cpu_count() or 1)
+        self.complete: set[int] = set()
+        self.shortage = CoreShortage(n_ranks)
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
@@ -190,7 +193,6 @@ class Watched(Watch):
             "MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": "labkit", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(n),
-            
         }  # fmt: skip
         processes.spec = replace(processes.spec, script=replace(script, torchrun=torchrun))
         processes.start(range(n))
@@ -217,7 +219,8 @@ class Watched(Watch):
         messages = {key: none | shares for key, shares in self.messages.items()}
         return ScriptRun(
             path, arguments, self.n_ranks, time.monotonic() - self.started, codes, self.tally, self.seen, messages,
-            Noise(self.queued_s, self.crowded), error, error.autopsy if error else None, self.found_s,
+            self.shortage.noise, tuple(sorted(self.complete)), error,
+            error.autopsy if error else None, self.found_s,
         )  # fmt: skip
 
     # -- what the ranks tell -----------------------------------------------------------------------------------------
@@ -231,21 +234,23 @@ class Watched(Watch):
             elif event.kind == "fetched":
                 self._add(event.rank, event.frames[0], event.what[0])
             elif event.kind == "where":
-                position, messages, members, whole = event.what
+                position, messages, members, whole, news = event.what
+                self._see(event.rank, news)
                 dump = self._dump(event.rank, event.frames[0], members, after=-1)
                 if whole and dump is not None:
                     self.tally.add(dump)
+                    self.complete.add(event.rank)
                 self.positions[event.rank] = position, messages, dump
             elif event.kind == "over":
                 code, failure, seen, messages, members = event.what
                 self.over[event.rank], self.over_at[event.rank] = (code, failure), time.monotonic()
-                if seen is not None:
-                    self.seen[event.rank] = seen
+                self._see(event.rank, seen or {})
+                self.complete.add(event.rank)
                 for verb, frame, n, n_bytes in messages:
                     sent = n_bytes if verb == "send" else 0
                     self.messages.setdefault((verb, frame), {})[event.rank] = Share(n, sent)
                 self._add(event.rank, event.frames[0], members)
-                self._measure_noise([event.rank])
+                self.shortage.measure(self.processes.pids, [event.rank])
                 self.processes.tell(event.rank, "leave")
                 if code:
                     self._failed()
@@ -274,19 +279,16 @@ class Watched(Watch):
             return read(load(bytes(data)), rank, members, after, within)
         return None
 
-    def _measure_noise(self, ranks: Sequence[int]) -> None:
-        self.crowded |= os.getloadavg()[0] > (os.cpu_count() or 1)
-        for rank in ranks:
-            queued_s = system.queued_s(self.processes.pids.get(rank, 0))
-            if queued_s is not None:
-                self.queued_s[rank] = max(queued_s, self.queued_s.get(rank, 0.0))  # a thread's end takes its part away
+    def _see(self, rank: int, news: dict[str, Any]) -> None:
+        if news:
+            self.seen[rank] = {**self.seen.get(rank, {}), **news}
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         for rank in self.pending:
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
-        self._measure_noise([rank for rank in self.pending if rank not in self.over])
+        self.shortage.measure(self.processes.pids, [rank for rank in self.pending if rank not in self.over])
         for rank, since in self.over_at.items():
             if rank in self.pending and now - since > LEAVE_S:
                 self.reason = (
