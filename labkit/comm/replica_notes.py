@@ -147,7 +147,7 @@ def difference(notes: Mapping[int, RankNotes], gradients_were_sent: bool) -> Dif
             step = min(key[0] for key in odd)
             first = [(key, by) for key, by in odd.items() if key[0] == step]
             (_, _, name, ranks), by = first[0]
-            last = max(key[0] for key in groups if key[1] == what)
+            last = max(key[0] for key, members in groups.items() if key[1] == what and len(members) > 1)
             cause = _cause(notes, groups, step, ranks, next(iter(by.values())).why, gradients_were_sent)
             values, index = _shown(by)
             healed = step < last and not any(key[0] == last for key in odd)

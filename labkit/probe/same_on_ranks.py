@@ -7,7 +7,7 @@ Notes are taken when the optimizer's next step begins: then the one before is ov
 optimizer sends round at the end of its step (ZeRO), and weights are about to be used as replicas no more. The notes are
 compared elsewhere (comm/replica_notes.py): nothing is sent to another rank.
 
-    DDP          parameters, gradients and buffers of each module that is wrapped
+    DDP          parameters, gradients and buffers of each wrapped module that the first optimizer trains
     Replicate    the pieces of DTensors that the ranks along a replicated dim of a mesh share; what was declared
                  Replicate when it entered the mesh (DTensor.from_local)
 
@@ -23,7 +23,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,26 +34,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from labkit.comm.dumps import Frame
 from labkit.comm.private import private
-from labkit.comm.replica_groups import (
-    has_own_hook,
-    hear_entrance,
-    is_piece,
-    is_placed,
-    ranks_of,
-    sharing,
-    world,
-)  # fmt: skip
-from labkit.comm.replica_notes import (
-    BUFFER,
-    DDP,
-    GRADIENT,
-    INPUT,
-    REPLICATE,
-    WEIGHT,
-    NormNote,
-    RankNotes,
-    TensorNote,
-)  # fmt: skip
+from labkit.comm.replica_groups import has_own_hook, hear_entrance, is_piece, is_placed, ranks_of, sharing, world
+from labkit.comm.replica_notes import BUFFER, DDP, GRADIENT, INPUT, REPLICATE, WEIGHT, NormNote, RankNotes, TensorNote
 from labkit.probe.replicas import fingerprint
 
 NOTED_STEPS = 2
@@ -71,43 +54,41 @@ class SameOnRanks:
         self.notes: list[TensorNote] = []
         self.norms: list[NormNote] = []
         self.n_begun = self.n_done = 0
-        self.generator: dict[int, int] = {}
-        self.without_gradient: tuple[str, ...] = ()
         self.omitted: list[str] = []
         self.optimizer: Any = None
         self.replicas: list[Replica] = []
-        self.wrapped: list[tuple[str, DistributedDataParallel]] = []
-        self.ddp_ranks: tuple[int, ...] = ()
-        self.edits = 0
-        self.n_inputs = 0
+        self.about = RankNotes()
+        self.edits = self.n_inputs = 0
 
     def listen(self) -> None:
         """Hear optimizers, clipping and the entrance of tensor parallelism from now on."""
-        register_optimizer_step_pre_hook(self._begins)
-        register_optimizer_step_post_hook(self._ends)
-        clip = torch.nn.utils.clip_grad_norm_
-        heard = self._heard_clipping(clip)
+        register_optimizer_step_pre_hook(self._safely(self._begins))
+        register_optimizer_step_post_hook(self._safely(self._ends))
+        heard = self._heard_clipping(torch.nn.utils.clip_grad_norm_)
         torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = heard
-        hear_entrance(self._note_input)
+        hear_entrance(self._safely(self._note_input))
 
     def end(self) -> None:
         """Note how the last step has left the weights, if the script has come to its end between two steps."""
-        if self.optimizer is not None and self.n_begun == self.n_done:
-            if self._edits() != self.edits:
-                self.omitted.append("the script has changed weights after the last step")
-            else:
-                self._note(self.n_done)
+        self._safely(self._end)()
 
     def result(self) -> RankNotes:
         """All notes so far. Safe from any thread."""
-        state = list(self.optimizer.state.values())[:1] if self.optimizer is not None else []
-        count = state[0].get("step") if state and isinstance(state[0], dict) else None
-        numel = sum(p.numel() for _, ddp in self.wrapped for p in ddp.parameters() if p.requires_grad)
-        return RankNotes(
-            tuple(self.notes), tuple(self.norms), self.n_done, None if count is None else int(count), self.ddp_ranks,
-            numel, any(has_own_hook(ddp) for _, ddp in self.wrapped), self.without_gradient, dict(self.generator),
-            any(_drops(ddp) for _, ddp in self.wrapped), tuple(self.omitted),
+        return replace(
+            self.about, tensors=tuple(self.notes), norms=tuple(self.norms), last_step=self.n_done,
+            omitted=tuple(self.omitted),
         )  # fmt: skip
+
+    def _safely(self, note: Callable[..., None]) -> Callable[..., None]:
+        """The same, but what goes wrong with a note is no matter of the script's."""
+
+        def noted(*args: Any) -> None:
+            try:
+                note(*args)
+            except Exception as error:
+                self.omitted.append(f"{type(error).__name__}: {error}")
+
+        return noted
 
     def _begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.optimizer is None:
@@ -116,51 +97,61 @@ class SameOnRanks:
                     self.omitted.append("the optimizer steps inside of the backward")
                 return
             self.optimizer = optimizer
-            self._look_around()
+            self._look_around(optimizer)
         if optimizer is not self.optimizer:
             return
         self.n_begun += 1
         self.n_inputs = 0
-        if self.n_begun > NOTED_STEPS + 1:
-            return
-        self._note(self.n_begun - 1)
-        if self.n_begun > NOTED_STEPS:
-            return
-        self.generator[self.n_begun] = fingerprint([torch.get_rng_state()])
-        gradients = [
-            (GRADIENT, name, why, ranks, p.grad)
-            for what, name, why, ranks, p in self.replicas
-            if what == WEIGHT and p.grad is not None
-        ]
-        self._write(self.n_begun, gradients)
-        if self.n_begun == 1:
-            self.without_gradient = tuple(
-                _joined(prefix, name)
-                for prefix, ddp in self.wrapped
-                for name, p in ddp.module.named_parameters()
-                if p.requires_grad and p.grad is None
-            )
+        if self.n_begun <= NOTED_STEPS + 1:
+            self._note(self.n_begun - 1)
+        if self.n_begun <= NOTED_STEPS:
+            state = fingerprint([torch.get_rng_state()])
+            self.about = replace(self.about, generator={**(self.about.generator or {}), self.n_begun: state})
+            weights = [replica for replica in self.replicas if replica[0] == WEIGHT and replica[-1].grad is not None]
+            self._write(self.n_begun, [(GRADIENT, name, why, ranks, p.grad) for _, name, why, ranks, p in weights])
 
     def _ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer is self.optimizer:
             self.n_done += 1
-            self.edits = self._edits()
+            self.edits = self._count_edits()
 
-    def _look_around(self) -> None:
-        """The modules that there are, and how they are called in the outermost module that has them."""
+    def _end(self) -> None:
+        if self.optimizer is None or self.n_begun != self.n_done:
+            return
+        if self._count_edits() == self.edits:
+            self._note(self.n_done)
+        else:
+            self.omitted.append("the script has changed weights after the last step")
+        state = next(iter(self.optimizer.state.values()), None)
+        count = state.get("step") if isinstance(state, dict) else None
+        self.about = replace(self.about, optimizer_step=None if count is None else int(count))
+
+    def _look_around(self, optimizer: Optimizer) -> None:
+        """Find the replicas of the model that this optimizer trains, in one order on all ranks: that of its groups."""
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        order = {id(p): place for place, p in reversed(list(enumerate(trained)))}
         objects = gc.get_objects()
         kinds = {kind for kind in {type(thing) for thing in objects} if issubclass(kind, nn.Module)}
         modules = [thing for thing in objects if type(thing) in kinds]
-        children = {id(child) for module in modules for child in module.children()}
-        roots = [module for module in modules if id(module) not in children]
-        self.wrapped = [
-            (name, module)
-            for root in roots
-            for name, module in root.named_modules()
-            if isinstance(module, DistributedDataParallel) and len(ranks_of(module.process_group)) > 1
-        ]
-        self.replicas = list(self._replicas_in(roots))
-        self.ddp_ranks = ranks_of(self.wrapped[0][1].process_group) if self.wrapped else ()
+        wrapped = []
+        for module in modules:
+            if isinstance(module, DistributedDataParallel) and len(ranks_of(module.process_group)) > 1:
+                places = [order[id(p)] for p in module.parameters() if id(p) in order]
+                if places:
+                    wrapped.append((min(places), module))
+        ddps = [ddp for _, ddp in sorted(wrapped, key=lambda pair: pair[0])]
+        self.replicas = [*_of_ddp(ddps), *_placed(trained, _names(modules, order))]
+        if ddps:
+            without = [
+                name for ddp in ddps for name, p in ddp.module.named_parameters() if p.requires_grad and p.grad is None
+            ]
+            self.about = RankNotes(
+                ddp_ranks=ranks_of(ddps[0].process_group),
+                ddp_numel=sum(p.numel() for ddp in ddps for p in ddp.parameters() if p.requires_grad),
+                hooked=any(has_own_hook(ddp) for ddp in ddps),
+                without_gradient=tuple(without),
+                dropout=any(_drops(ddp) for ddp in ddps),
+            )
 
     def _note(self, step: int) -> None:
         if step not in {note.step for note in self.notes if note.what == WEIGHT}:
@@ -172,42 +163,23 @@ class SameOnRanks:
             if local.layout == torch.strided and not local.is_meta:
                 self.notes.append(TensorNote(step, what, name, why, ranks, fingerprint([local]), _sample(local)))
 
-    def _replicas_in(self, roots: list[nn.Module]) -> Iterator[Replica]:
-        seen: set[int] = set()
-        for prefix, ddp in self.wrapped:
-            ranks, left_out = ranks_of(ddp.process_group), set(getattr(ddp, "parameters_to_ignore", ()))
-            named = [(WEIGHT, name, p) for name, p in ddp.module.named_parameters()]
-            named += [(BUFFER, name, b) for name, b in ddp.module.named_buffers()]
-            for what, name, tensor in named:
-                if name not in left_out and not is_placed(tensor):
-                    seen.add(id(tensor))
-                    yield what, _joined(prefix, name), DDP, ranks, tensor
-        for root in roots:
-            for name, p in root.named_parameters():
-                if id(p) not in seen and is_placed(p):
-                    seen.add(id(p))
-                    ranks = sharing(p)
-                    if len(ranks) > 1:
-                        yield WEIGHT, name, REPLICATE, ranks, p
-
-    def _edits(self) -> int:
+    def _count_edits(self) -> int:
         version = private("torch.Tensor._version")
-        return sum(version(_local(tensor)) for what, _, _, _, tensor in self.replicas if what == WEIGHT)
+        return sum(version(tensor) for what, _, _, _, tensor in self.replicas if what == WEIGHT)
 
     def _heard_clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clip)
         def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             norm = clip(tensors, *args, **kwargs)
-            if self.n_begun < NOTED_STEPS and not is_placed(norm):
-                self._note_norm(tensors, norm)
+            self._safely(self._note_norm)(tensors, norm)
             return norm
 
         return clip_grad_norm_
 
     def _note_norm(self, parameters: list[Any], norm: Any) -> None:
         ranks = world()
-        if len(ranks) > 1:
+        if self.n_begun < NOTED_STEPS and not is_placed(norm) and len(ranks) > 1:
             sharded = any(is_piece(parameter) for parameter in parameters)
             self.norms.append(NormNote(self.n_begun + 1, ranks, float(norm), sharded, _place()))
 
@@ -227,8 +199,36 @@ def _sample(tensor: Tensor) -> tuple[float, ...]:
     return tuple(float(element) for element in flat[::stride][:SAMPLED].double().tolist())
 
 
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+def _of_ddp(ddps: list[DistributedDataParallel]) -> Iterator[Replica]:
+    for place, ddp in enumerate(ddps):
+        ranks, left_out = ranks_of(ddp.process_group), set(getattr(ddp, "parameters_to_ignore", ()))
+        named = [(WEIGHT, name, p) for name, p in ddp.module.named_parameters()]
+        named += [(BUFFER, name, b) for name, b in ddp.module.named_buffers()]
+        model = f" of DDP module {place + 1}" if len(ddps) > 1 else ""
+        for what, name, tensor in named:
+            if name not in left_out and not is_placed(tensor):
+                yield what, name + model, DDP, ranks, tensor
+
+
+def _placed(trained: list[Any], names: dict[int, str]) -> Iterator[Replica]:
+    used: set[str] = set()
+    for place, p in enumerate(trained):
+        if is_placed(p) and len(sharing(p)) > 1:
+            name = names.get(id(p), "")
+            name = name if name and name not in used else f"{name} (parameter {place} of the optimizer)".strip()
+            used.add(name)
+            yield WEIGHT, name, REPLICATE, sharing(p), p
+
+
+def _names(modules: list[nn.Module], parameters: Container[int]) -> dict[int, str]:
+    """The longest name of each parameter, which is that in the outermost module; of several, the first by alphabet."""
+    names: dict[int, str] = {}
+    children = {id(child) for module in modules for child in module.children()}
+    for root in (module for module in modules if id(module) not in children):
+        for name, p in root.named_parameters():
+            if id(p) in parameters:
+                names[id(p)] = min(name, names.get(id(p), name), key=lambda text: (-len(text), text))
+    return names
 
 
 def _drops(module: nn.Module) -> bool:
@@ -238,7 +238,7 @@ def _drops(module: nn.Module) -> bool:
 
 def _place() -> str:
     """`train.py:31`, the script's innermost line."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         at = Frame.of(frame)
         if not at.library:

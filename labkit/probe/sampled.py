@@ -84,11 +84,10 @@ class Sampled:
     def news(self) -> dict[str, Any]:
         """The number of steps, and what was seen since the last call. Safe from one other thread."""
         fresh = {key: value for key, value in list(self.seen.items()) if key not in self._sent}
-        self._sent |= fresh.keys()
         n_notes = len(self.same.notes) + len(self.same.norms)
         if n_notes != self._notes_sent:
-            self._notes_sent = n_notes
             fresh["same"] = self.same.result()
+        self._sent, self._notes_sent = self._sent | fresh.keys(), n_notes
         return {**fresh, "n_steps": self.n_steps}
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -81,8 +81,8 @@ class Evidence:
 
     @property
     def gradients_were_sent(self) -> bool:
-        """True if DDP has sent gradients, in whatever way, or somebody was told to send them for it."""
-        sent = any(row.origin == "DDP gradients" for row in self.rows)
+        """True if gradients were sent in a backward, or a hook was told to send them for DDP."""
+        sent = any(row.origin in ("DDP gradients", "backward") for row in self.rows)
         return sent or any(note.hooked for note in self.notes.values())
 
     @cached_property

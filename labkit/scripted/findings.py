@@ -225,10 +225,12 @@ def _listed(steps: tuple[int, ...]) -> str:
 
 def _wrong(evidence: Evidence) -> Iterator[Finding]:
     run, notes = evidence.run, evidence.notes
-    if run.well and evidence.ddp_was_built and evidence.n_steps and not evidence.gradients_were_sent:
+    different = difference(notes, evidence.gradients_were_sent)
+    trains_ddp = evidence.ddp_was_built and any(note.ddp_ranks for note in notes.values())
+    equal = bool(compared(notes).steps[1:]) and different is None  # however gradients came to the others
+    if run.well and trains_ddp and evidence.n_steps and not evidence.gradients_were_sent and not equal:
         without = next((note.without_gradient for note in notes.values() if note.without_gradient), ())
         yield NoGradients(evidence.n_steps, without)
-    different = difference(notes, evidence.gradients_were_sent)
     if different is not None and not different.healed:
         yield ReplicasDiffer(different)
     norms = norm_difference(notes)
