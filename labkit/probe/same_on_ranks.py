@@ -107,8 +107,9 @@ class SameOnRanks:
         if self.n_begun <= NOTED_STEPS:
             state = fingerprint([torch.get_rng_state()])
             self.about = replace(self.about, generator={**(self.about.generator or {}), self.n_begun: state})
-            weights = [replica for replica in self.replicas if replica[0] == WEIGHT and replica[-1].grad is not None]
-            self._write(self.n_begun, [(GRADIENT, name, why, ranks, p.grad) for _, name, why, ranks, p in weights])
+            weights = [(name, why, ranks, p.grad) for what, name, why, ranks, p in self.replicas if what == WEIGHT]
+            gradients = [(GRADIENT, name, why, ranks, g) for name, why, ranks, g in weights if g is not None]
+            self._write(self.n_begun, gradients)
 
     def _ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer is self.optimizer:
