@@ -313,7 +313,7 @@ def test_a_slow_rank_is_named_by_the_seconds_that_the_others_wait_for_it(capfd):
     """Would catch a page that calls the wire slow where one rank is."""
     report = script(SCRIPTS / "slow_rank.py", 3, watch=False)
     assert report.well, report.words()
-    late = report.run.tally.late()[0]
+    late = report.run.tally.arrivals.late(3)[0]
     assert late.rank == 2
     assert late.seconds > 7 * 0.1  # it sleeps 0.15 s in each of 8 steps
     assert report.run.tally.share == 1.0

@@ -82,6 +82,27 @@ def meetings(dumps: Sequence[Dump]) -> list[Meeting]:
     return out
 
 
+SYMMETRIC = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
+"""Verbs in which every rank does the same, so that none has a reason to call them at a line of its own."""
+
+
+def meeting_of(came: Mapping[int, Record]) -> Meeting:
+    """The meeting to which all members have come, with these records."""
+    record = next(iter(came.values()))
+    return Meeting(record.group, record.name, record.seq, came, (), _differences(came.values()))
+
+
+def changed_places(before: Meeting, after: Meeting) -> bool:
+    """True if two ranks have called two neighbouring collectives in opposite order, by their lines: all that can be
+    known where verb, size and type are the same. Verbs with a root, where lines may differ by right, never count."""
+    if after.seq != before.seq + 1 or not SYMMETRIC.issuperset(
+        record.called for meeting in (before, after) for record in meeting.came.values()
+    ):
+        return False
+    lines = {(before.came[rank].caller, after.came[rank].caller) for rank in before.came if rank in after.came}
+    return any(first != second and (second, first) in lines for first, second in lines)
+
+
 def unmet(dumps: Sequence[Dump], broken: Sequence[int] = ()) -> list[Meeting]:
     """The meetings that went wrong, first cause first: those whose records differ, then those with absent ranks that
     somebody waits for, or has waited for: the `broken` ranks lost their connections. Of each group only the first,

@@ -9,18 +9,21 @@ Bytes are those that a rank sends by the law of a ring, whatever the backend doe
     scatter                                      (n-1)/n N of the root, straight to the others
 
 A record is counted once, in whatever dump it comes; those that were overwritten before they were fetched are estimated
-from the counters of their rank. Of each collective whose records came from all members, the last to come is noted.
+from the counters of their rank. Of each collective whose records came from all members, it is noted who came last,
+and whether all records agree.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from labkit.comm.dumps import Dump, Frame, Record
-from labkit.comm.matched_collectives import members_of
+from labkit.comm.matched_collectives import Meeting, changed_places, meeting_of, members_of
+from labkit.comm.slow_rank import Arrivals
 
 ORIGINS = MappingProxyType(
     {
@@ -31,16 +34,30 @@ ORIGINS = MappingProxyType(
         "torch/distributed/checkpoint/": "checkpoint",
         "torch/nn/parallel/distributed.py": "DDP",
         "torch/distributed/algorithms/join.py": "DDP of uneven inputs",
+        "torch/distributed/algorithms/ddp_comm_hooks/": "DDP gradients",
     }
 )
 """Beginnings of paths inside of torch, and whose call it is if such a file is on the stack."""
+OUTER = MappingProxyType(
+    {
+        "torch/nn/utils/clip_grad.py": "clipping",
+        "torch/distributed/checkpoint/": "checkpoint",
+        "torch/distributed/fsdp/_state_dict_utils.py": "checkpoint",
+        "torch/optim/": "optimizer",
+    }
+)
+"""The same for callers further out, who let DTensor or FSDP send for them: a norm, a state dict, an optimizer."""
 CALLING = (
     "torch/distributed/_functional_collectives", "torch/distributed/distributed_c10d.py",
     "torch/distributed/c10d_logger.py",
 )  # fmt: skip
 """Files through which every part of torch calls a collective."""
-RECENT = 200
-
+RECENT, KEPT = 200, 8
+"""Records of a rank, and meetings that went wrong, that are kept."""
+PIECES = ("all_gather", "reduce_scatter")
+"""Collectives of which a backend that completes them with pieces of several sizes has meant to."""
+OPEN = 1 << 12
+"""Collectives that wait for records of other ranks; where records were overwritten, those never come."""
 
 ROOTLESS = ("broadcast", "reduce")
 """Collectives whose bytes are a mean over the ranks, for no record names the root."""
@@ -62,7 +79,7 @@ class LeastAndMost(NamedTuple):
 
 class LineTraffic(NamedTuple):
     """One collective at one line, of groups of `n_ranks`. `shares` has every rank of which records have come, also one
-    that never calls it."""
+    that never calls it. `wholes` has the calls of a rank, as a mean, by type and bytes of the whole tensor."""
 
     verb: str
     origin: str
@@ -71,6 +88,7 @@ class LineTraffic(NamedTuple):
     n_ranks: int
     shares: Mapping[int, Share]
     largest_bytes: int
+    wholes: Mapping[tuple[str, int], float] = MappingProxyType({})
 
     @property
     def calls(self) -> float:
@@ -100,18 +118,18 @@ class LineTraffic(NamedTuple):
         return str(self.caller) if self.caller else ""
 
 
-class Late(NamedTuple):
-    """How often a rank was the last to come to a collective, of how many, and the seconds the others waited for it."""
-
-    rank: int
-    times: int
-    of: int
-    seconds: float
-
-
 def origin_of(record: Record) -> str:
     """Whose call a collective is: "DDP gradients", "FSDP", ..., or "your own" where the script calls it itself."""
-    first = True
+    first, outer = True, list[str]()
+    for frame in itertools.takewhile(lambda frame: frame.library, record.frames):
+        file = frame.library
+        if file.startswith("torch/distributed/tensor/") and frame.function == "full_tensor":
+            outer.append("your own")
+        if frame.function == "clip_grad_norm_":  # FSDP1 has one of its own
+            outer.append("clipping")
+        outer += [origin for part, origin in OUTER.items() if file.startswith(part)]
+    if outer:
+        return outer[-1]
     for frame in record.frames:
         file = frame.library
         if first and not file:
@@ -155,10 +173,12 @@ class Tally:
         self.newest: dict[int, int] = dict.fromkeys(range(n_ranks), -1)
         self._rows: dict[tuple[str, str, Frame | None, str, int], dict[int, Share]] = {}
         self._largest: Counter[tuple[str, str, Frame | None, str, int]] = Counter()
-        self._open: dict[tuple[str, int], dict[int, int]] = {}
-        self._last: Counter[int] = Counter()
-        self._waited: Counter[int] = Counter()
-        self._met = 0
+        self._wholes: dict[tuple[str, str, Frame | None, str, int], Counter[tuple[str, int]]] = {}
+        self._open: dict[tuple[str, int], dict[int, Record]] = {}
+        self._before: dict[str, Meeting] = {}
+        self.odd: list[Meeting] = []
+        self.swapped: list[tuple[Meeting, Meeting]] = []
+        self.arrivals = Arrivals()
 
     def add(self, dump: Dump) -> None:
         """Count the records of a dump that were not counted before (`newest` says up to which they were)."""
@@ -179,25 +199,21 @@ class Tally:
         for key, seen in self._rows.items():
             shares = dict.fromkeys(parts, Share(0.0, 0.0))
             shares |= {rank: Share(calls / parts[rank], sent / parts[rank]) for rank, (calls, sent) in seen.items()}
-            rows.append(LineTraffic(*key, shares, self._largest[key]))
+            wholes = self._wholes[key]
+            mean = sum(share.calls for share in shares.values()) / len(shares) / wholes.total()
+            rows.append(LineTraffic(*key, shares, self._largest[key], {whole: n * mean for whole, n in wholes.items()}))
         return sorted(rows, key=lambda row: (-row.sent_bytes, -row.calls))
 
     @property
     def share(self) -> float:
         """The part of all collectives whose record was seen; 1.0 if none was overwritten."""
-        called = sum(n for groups in self.called.values() for n in groups.values())
+        called = sum(map(self._called, self.called))
         return min(1.0, sum(self.seen.values()) / called) if called else 1.0
 
     @property
     def silent(self) -> tuple[int, ...]:
         """The ranks of which no record has come."""
         return tuple(rank for rank in range(self.n_ranks) if rank not in self.called)
-
-    def late(self) -> list[Late]:
-        """The ranks, by how long others waited for them alone, longest first."""
-        ranks = range(self.n_ranks)
-        late = [Late(rank, self._last[rank], self._met, self._waited[rank] / 1e9) for rank in ranks]
-        return sorted(late, key=lambda entry: -entry.seconds)
 
     def dumps(self, flying: Iterable[Dump] = ()) -> list[Dump]:
         """The last records of every rank as dumps, with newer ones of `flying` added, to be held against each other."""
@@ -223,20 +239,36 @@ class Tally:
         calls, sent = row.get(dump.rank, Share(0.0, 0.0))
         row[dump.rank] = Share(calls + 1, sent + sent_bytes(record, len(members)))
         self._largest[key] = max(self._largest[key], record.n_bytes, record.out_bytes)
-        if len(members) > 1:
+        whole = record.dtypes[0] if record.dtypes else "", max(record.n_bytes, record.out_bytes)
+        self._wholes.setdefault(key, Counter())[whole] += 1
+        if len(members) > 1 and dump.rank in members:
             self._meet(record, dump.rank, len(members))
 
+    def _called(self, rank: int) -> int:
+        """The collectives that a rank has called. gloo counts also in groups of which the rank is no member."""
+        return sum(n for group, n in self.called[rank].items() if rank in self.members.get(group, (rank,)))
+
     def _share(self, rank: int) -> float:
-        called = sum(self.called[rank].values())
+        called = self._called(rank)
         return min(1.0, self.seen[rank] / called) if called and self.seen[rank] else 1.0
 
     def _meet(self, record: Record, rank: int, n_members: int) -> None:
         came = self._open.setdefault((record.group, record.seq), {})
-        came[rank] = record.created_ns
+        if len(self._open) > OPEN:
+            del self._open[next(iter(self._open))]
+        came[rank] = record
         if len(came) == n_members:
             del self._open[record.group, record.seq]
-            *_, second, last = sorted(came.values())
-            slowest = max(came, key=lambda member: came[member])
-            self._met += 1
-            self._last[slowest] += 1
-            self._waited[slowest] += last - second
+            self.arrivals.add({member: arrived.created_ns for member, arrived in came.items()})
+            self._compare(meeting_of(came))
+
+    def _compare(self, meeting: Meeting) -> None:
+        """Keep the meetings whose records do not agree, and those at which ranks have changed places."""
+        before = self._before.get(meeting.group)
+        by_right = meeting.differs == ("sizes",) and meeting.usual.called in PIECES
+        if meeting.differs and not by_right:
+            self.odd.append(meeting)
+        elif before is not None and changed_places(before, meeting):
+            self.swapped.append((before, meeting))
+        self._before[meeting.group] = meeting
+        del self.odd[KEPT:], self.swapped[KEPT:]

@@ -3,7 +3,8 @@
 command    watch_script(..., observe="labkit.probe.sampled.Sampled")    the name of its class, which is not imported
 rank       observer = Sampled()          before the script's first line; then observer.begin()
            observer.failed(error)        when the script ends with an exception
-           observer.result()             at its end: plain values, which travel to the command
+           observer.news()               now and then, in the control thread: so a rank that hangs or dies has told it
+           observer.result()             at its end: values that can be pickled, which travel to the command
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class Observer(Protocol):
         """The script has ended with this exception."""
         ...
 
-    def result(self) -> Any:
+    def news(self) -> dict[str, Any]:
+        """The measurements since the last call, by name. Called in another thread than the rest."""
+        ...
+
+    def result(self) -> dict[str, Any]:
         """The measurements, as dicts, lists and numbers, which can be sent to the process that asked."""
         ...

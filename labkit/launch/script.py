@@ -31,9 +31,11 @@ import psutil
 from labkit.comm.dumps import Dump, Frame, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
+from labkit.comm.slow_rank import Noise
 from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import CodePosition
+from labkit.launch.core_shortage import CoreShortage
 from labkit.launch.device_choice import choose
 from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
 from labkit.launch.rank_processes import RankMessage, RankProcesses
@@ -67,6 +69,8 @@ class ScriptRun:
     error     None if all ranks ended well, else the root cause first
     found_s   seconds from the last sign of life to the explanation of a hang, from the first failure for the rest
     seen      rank -> what the observer in that rank saw
+    complete  ranks of which every record has come
+    noise     what the machine did to the ranks: seconds without a core
     messages  (verb, line) -> rank -> what that rank sent or received there; ranks whose script came to an end
     """
 
@@ -78,6 +82,8 @@ class ScriptRun:
     tally: Tally = field(repr=False)
     seen: dict[int, Any] = field(repr=False)
     messages: dict[tuple[str, Frame], dict[int, Share]] = field(repr=False)
+    noise: Noise = field(repr=False)
+    complete: tuple[int, ...]
     error: WorkerError | None = None
     autopsy: hang_diagnosis.Autopsy | None = None
     found_s: float | None = None
@@ -142,6 +148,8 @@ class WatchedScript(Watch):
         self.over_at: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
+        self.complete: set[int] = set()
+        self.shortage = CoreShortage(n_ranks)
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
@@ -185,7 +193,6 @@ class WatchedScript(Watch):
             "MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": "labkit", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(n),
-            
         }  # fmt: skip
         processes.spec = replace(processes.spec, script=replace(script, torchrun=torchrun))
         processes.start(range(n))
@@ -212,7 +219,8 @@ class WatchedScript(Watch):
         messages = {key: none | shares for key, shares in self.messages.items()}
         return ScriptRun(
             path, arguments, self.n_ranks, time.monotonic() - self.started, codes, self.tally, self.seen, messages,
-            error, error.autopsy if error else None, self.found_s,
+            self.shortage.noise, tuple(sorted(self.complete)), error,
+            error.autopsy if error else None, self.found_s,
         )  # fmt: skip
 
     # -- what the ranks tell -----------------------------------------------------------------------------------------
@@ -226,20 +234,23 @@ class WatchedScript(Watch):
             elif event.kind == "fetched":
                 self._add(event.rank, event.frames[0], event.what[0])
             elif event.kind == "where":
-                position, messages, members, whole = event.what
+                position, messages, members, whole, news = event.what
+                self._see(event.rank, news)
                 dump = self._dump(event.rank, event.frames[0], members, after=-1)
                 if whole and dump is not None:
                     self.tally.add(dump)
+                    self.complete.add(event.rank)
                 self.positions[event.rank] = position, messages, dump
             elif event.kind == "over":
                 code, failure, seen, messages, members = event.what
                 self.over[event.rank], self.over_at[event.rank] = (code, failure), time.monotonic()
-                if seen is not None:
-                    self.seen[event.rank] = seen
+                self._see(event.rank, seen or {})
+                self.complete.add(event.rank)
                 for verb, frame, n, n_bytes in messages:
                     sent = n_bytes if verb == "send" else 0
                     self.messages.setdefault((verb, frame), {})[event.rank] = Share(n, sent)
                 self._add(event.rank, event.frames[0], members)
+                self.shortage.measure(self.processes.pids, [event.rank])
                 self.processes.tell(event.rank, "leave")
                 if code:
                     self._failed()
@@ -268,11 +279,16 @@ class WatchedScript(Watch):
             return read(load(bytes(data)), rank, members, after, within)
         return None
 
+    def _see(self, rank: int, news: dict[str, Any]) -> None:
+        if news:
+            self.seen[rank] = {**self.seen.get(rank, {}), **news}
+
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         for rank in self.pending:
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
+        self.shortage.measure(self.processes.pids, [rank for rank in self.pending if rank not in self.over])
         for rank, since in self.over_at.items():
             if rank in self.pending and now - since > LEAVE_S:
                 self.reason = (

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+from typing import Any
 
 import zmq
 
@@ -53,13 +54,13 @@ def main(spec: RankSpec) -> None:
     context = zmq.Context()
     overheard = Overheard()
     overheard.hear()
-    main_thread = threading.main_thread().ident or 0
-    control = Control(context, spec, script.record, main_thread, overheard)
-    threading.Thread(target=control.serve, daemon=True, name="labkit-control").start()
     observer: Observer | None = None
     if script.observer:
         module, _, name = script.observer.rpartition(".")
         observer = getattr(importlib.import_module(module), name)()
+    main_thread = threading.main_thread().ident or 0
+    control = Control(context, spec, script.record, main_thread, overheard, observer)
+    threading.Thread(target=control.serve, daemon=True, name="labkit-control").start()
     code, failure = become_script(script.path, script.arguments, observer)
     channel = _connect(context, "m", spec)
     seen = None
@@ -118,9 +119,12 @@ def keep_store(spec: RankSpec) -> None:
 class Control:
     """The thread beside the script: `serve` runs for ever."""
 
-    def __init__(self, context: zmq.Context, spec: RankSpec, record: bool, main_thread: int, overheard: Overheard):
+    def __init__(
+        self, context: zmq.Context, spec: RankSpec, record: bool, main_thread: int, overheard: Overheard,
+        observer: Observer | None,
+    ):  # fmt: skip
         self.context, self.spec, self.record = context, spec, record
-        self.main_thread, self.overheard = main_thread, overheard
+        self.main_thread, self.overheard, self.observer = main_thread, overheard, observer
         self.fetched = 0
 
     def serve(self) -> None:
@@ -139,8 +143,15 @@ class Control:
             stands = unblock.position(self.main_thread)
         except Exception:  # frames change while they are looked at; the next question will do
             stands = None
-        head = pickle.dumps(("where", stands, self.overheard.under_way(), self.overheard.members(), whole))
+        members, news = self.overheard.members(), self._news()
+        head = pickle.dumps(("where", stands, self.overheard.under_way(), members, whole, news))
         return [head, flight.raw(active=not whole)]
+
+    def _news(self) -> dict[str, Any]:
+        try:
+            return self.observer.news() if self.observer is not None else {}
+        except Exception:  # things change while they are looked at; the next question will do
+            return {}
 
     def _fetch(self, channel: zmq.Socket) -> float:
         """Send the records if enough of them are new; the seconds until this must be looked at again."""

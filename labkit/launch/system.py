@@ -10,6 +10,8 @@ adopt_orphans   who loses its parent becomes our child   it becomes init's, and 
                                                          the rank's process group
 end_of          a descriptor tells a process's end       whoever waits for the end looks now and then
 state           psutil tells whether a process sleeps    psutil calls each process running; `ps` knows it
+queued_s        the scheduler counts how long threads    nothing counts it
+                were ready and had no core
 loopback        lo                                       lo0
 memory_file     a nameless file in memory                a file in the cluster's private folder, and goes with it
 open_files      the hard limit is a number               the hard limit may be "none", the soft one must not
@@ -48,6 +50,17 @@ _STATES = MappingProxyType({
 def forks() -> bool:
     """True if a process that has imported torch may be forked."""
     return LINUX and hasattr(os, "fork")
+
+
+def queued_s(pid: int) -> float | None:
+    """Seconds for which threads of a process, of those that it has now, were ready to run and no core was free; None
+    where the system does not tell, or the process is gone."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        waits = [Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1] for thread in threads]
+    except (OSError, IndexError):
+        return None
+    return sum(map(int, waits)) / 1e9
 
 
 def end_with(parent: int) -> None:

@@ -27,6 +27,7 @@ from labkit.comm.dumps import Frame
 from labkit.plan.breakdown import KINDS
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.memory import MemoryProbe
+from labkit.probe.same_on_ranks import SameOnRanks
 from labkit.probe.tracker import has_storage, storage_key
 
 MEMORY_AFTER, TIMED_AFTER, TIMED_STEPS = 2, 4, 2
@@ -44,17 +45,23 @@ class Sampled:
         self.optimizer: Any = None
         self.ends: deque[int] = deque(maxlen=KEPT_STEPS)
         self.n_steps = 0
+        self.same = SameOnRanks()
         self.seen: dict[str, Any] = {}
         self.probe: LineProbe | None = None
         self.profiler: Any = None
         self.began = 0
+        self.raised = False
+        self._sent: set[str] = set()
+        self._notes_sent = 0
 
     def begin(self) -> None:
         """Listen to optimizers from now on."""
+        self.same.listen()
         register_optimizer_step_post_hook(self._stepped)
 
     def failed(self, error: BaseException) -> None:
-        """Note what was held, if memory ran out."""
+        """Note what was held, if memory ran out. The weights of the end are not compared: it came at any moment."""
+        self.raised = True
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or HOST_ALLOCATOR in str(error):
             wanted = re.search(r"allocate ([\d.]+) ?(\w*)", str(error))
             self.seen["at_failure"] = {"held": census(), "wanted": " ".join(wanted.groups()) if wanted else ""}
@@ -62,14 +69,26 @@ class Sampled:
     def result(self) -> dict[str, Any]:
         """Everything that was seen, as plain values."""
         self._close()
+        if not self.raised:
+            self.same.end()
         steps = list(self.ends)
         apart = sorted((b - a) / 1e9 for a, b in zip(steps, steps[1:], strict=False))
         return {
             **self.seen,
+            "same": self.same.result(),
             "n_steps": self.n_steps,
             "step_s": apart[len(apart) // 2] if apart else None,
             "ends_ns": steps[:KEPT_LINES],
         }
+
+    def news(self) -> dict[str, Any]:
+        """The number of steps, and what was seen since the last call. Safe from one other thread."""
+        fresh = {key: value for key, value in list(self.seen.items()) if key not in self._sent}
+        n_notes = len(self.same.notes) + len(self.same.norms)
+        if n_notes != self._notes_sent:
+            fresh["same"] = self.same.result()
+        self._sent, self._notes_sent = self._sent | fresh.keys(), n_notes
+        return {**fresh, "n_steps": self.n_steps}
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.optimizer is None:
@@ -145,16 +164,15 @@ class LineProbe(MemoryProbe):
 
 
 def sizes(optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of the parameters that an optimizer trains: of the whole model (a shard counts as what it is a part of),
-    and of what this rank holds."""
-    total = held = 0
+    """Of the parameters that an optimizer trains: the numbers that this rank holds, and their bytes."""
+    held = numel = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             if parameter.requires_grad:
-                total += parameter.nbytes
+                numel += local.numel()
                 held += local.nbytes
-    return {"parameter_bytes": total, "held_bytes": held}
+    return {"held_numel": numel, "held_bytes": held}
 
 
 def census() -> dict[str, int]:

@@ -149,7 +149,7 @@ def _memory(report: ScriptReport) -> list[str]:
 
 
 def _late(report: ScriptReport) -> list[str]:
-    late = [entry for entry in report.run.tally.late() if entry.of]
+    late = [entry for entry in report.run.tally.arrivals.late(report.run.n_ranks) if entry.of]
     if not late:
         return []
     rows = [(f"rank {e.rank}", f"{e.times} of {e.of}", seconds_text(e.seconds)) for e in sorted(late)]

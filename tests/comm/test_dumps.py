@@ -148,6 +148,35 @@ def test_bytes_are_counted_once_by_line_and_by_the_law_of_a_ring():
     assert rows["all_gather", "train.py:31"].calls_span == (1, pytest.approx(9 / 5)), "only rank 0 has lost records"
 
 
+def test_groups_of_which_a_rank_is_no_member_are_not_counted():
+    """Would catch gloo's counters of other ranks' groups taken for records of this rank that were lost."""
+    tally = Tally(2)
+    for rank in range(2):
+        dump = dump_of(*GOOD, entry(3, 1, group=f"{rank + 1}"), ranks=(0, 1))
+        dump["pg_config"] |= {str(g): {"name": str(g), "desc": "tp", "ranks": f"[{g - 1}]"} for g in (1, 2)}
+        dump["pg_status"] |= {str(g): {"last_enqueued_collective": 1} for g in (1, 2)}
+        dump["pg_status"]["0"]["last_enqueued_collective"] = 3
+        tally.add(read(dump, rank))
+    assert tally.share == 1.0
+    assert {row.calls_span for row in tally.rows() if row.group == "world"} == {(3, 3)}
+
+
+def test_every_meeting_is_compared_also_when_it_is_over():
+    """Would catch a mismatch that is looked for in flight alone, and lines that differ by right called an order."""
+    tally = Tally(2)
+    tally.add(read(dump_of(*GOOD, entry(3, 4), entry(4, 5, verb="broadcast", line=1), ranks=(0, 1)), 0))
+    odd = dump_of(*GOOD, entry(3, 4, dtypes=("Int",)), entry(4, 5, verb="broadcast", line=2), ranks=(0, 1))
+    tally.add(read(odd, 1))
+    assert [(meeting.seq, meeting.differs) for meeting in tally.odd] == [(4, ("dtypes",))]
+    assert tally.swapped == []
+    for lines, swapped in (((1, 2, 1), True), ((2, 2, 1), False)):
+        tally = Tally(2)
+        for rank in range(2):
+            calls = [entry(k, k + 1, line=lines[k + rank]) for k in range(2)]
+            tally.add(read(dump_of(*calls, ranks=(0, 1)), rank))
+        assert bool(tally.swapped) == swapped
+
+
 def test_a_row_tells_the_least_and_the_most_that_a_rank_did_and_leaves_out_who_told_nothing():
     """Would catch a mean that is told as one rank's, a rank that never calls and is left out, and one of which nothing
     is known that is told as one that did nothing."""
