@@ -2,6 +2,7 @@
 
 labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
 labkit plan --model mixtral-8x7b --gpus 64 --seq 4k              total and active parameters, experts along ep
+labkit plan --model Qwen2.5-7B/config.json --gpus 8              any model whose config.json or folder you have
 labkit plan --model llama3-405b --gpus 1024 --seq 128k           long rows, which cp cuts over ranks
 labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
 labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
@@ -10,6 +11,7 @@ labkit plan --published --svg errors.svg                         predictions bes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A published model, such as llama-70b or qwen3-8b.")] = "llama-70b",
+    model: Annotated[str, typer.Option(help="A published model, such as llama-70b; or a config.json.")] = "llama-70b",
     gpus: Annotated[int | None, typer.Option(help="Devices; 256 by default, 1 with --adapter.")] = None,
     gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
     batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
@@ -68,9 +70,8 @@ def plan(
     if days is not None and gpus is not None:
         raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
     from labkit.plan.machine.hardware import Hardware
-    from labkit.plan.model.shape import ModelShape
 
-    shape, hardware = ModelShape.preset(model), Hardware.preset(gpu)
+    (shape, words), hardware = _model(model), Hardware.preset(gpu)
     hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
     try:
         length = whole(seq, "tokens a row") if seq else shape.seq
@@ -83,7 +84,23 @@ def plan(
     if tokens:
         _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
         return
-    _plans(shape, hardware, n, rows, length, choices, count, to)
+    _plans(shape, hardware, n, rows, length, choices, count, words, to)
+
+
+def _model(text: str) -> tuple[ModelShape, list[str]]:
+    """A published model by its name, or one by its config.json, and what is to be said of that."""
+    from labkit.plan.model.hf_config import is_path, opened
+    from labkit.plan.model.shape import ModelShape
+
+    if not is_path(text):
+        return ModelShape.preset(text), []
+    config = opened(Path(text))
+    shape = ModelShape(**config.sizes)
+    rows = f"rows of {shape.seq:,} tokens unless --seq says otherwise, {config.longest:,} at most"
+    numbers = f"{shape.n_params:,} parameters"
+    if config.buffers:
+        numbers += f" and {config.buffers:,} biases of routers, which no gradient trains"
+    return shape, [f"{shape.source} ({config.model_type}): {numbers}; {rows}", *config.notes]
 
 
 def _plans(
@@ -94,6 +111,7 @@ def _plans(
     length: int,
     choices: dict[str, Any],
     count: int,
+    words: Sequence[str],
     to: Path | None,
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
@@ -106,7 +124,7 @@ def _plans(
         notes = [published_near(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits)]
         notes += [] if candidates[0].kept else _with_adapters(shape, hardware, n, length)
     with words_beside(to):
-        say(f"{heading(candidates)}\n")
+        say("\n".join([heading(candidates), *words, ""]))
         if candidates[0].kept:
             Console().print(_table(rows(candidates, count)))
             say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS))
