@@ -45,7 +45,10 @@ def add_to(app: typer.Typer) -> None:
 def plan(
     model: Annotated[str, typer.Option(help="A published model, such as llama-70b; or a config.json.")] = "llama-70b",
     gpus: Annotated[int | None, typer.Option(help="Devices; 256 by default, 1 with --adapter.")] = None,
-    gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
+    sizes: Annotated[
+        list[str] | None, typer.Option("--set", help="Another size, such as d_model=4096; several times.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="A device, such as h100 or laptop; or a .toml of yours.")] = "h100",
     batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
@@ -70,8 +73,10 @@ def plan(
     if days is not None and gpus is not None:
         raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
     from labkit.plan.machine.hardware import Hardware
+    from labkit.plan.model.typed_sizes import with_sizes
 
-    (shape, words), hardware = _model(model), Hardware.preset(gpu)
+    (shape, words), hardware = _model(model), Hardware.named(gpu)
+    shape = with_sizes(shape, sizes or [])
     hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
     try:
         length = whole(seq, "tokens a row") if seq else shape.seq

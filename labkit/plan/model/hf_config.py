@@ -9,9 +9,8 @@ it, `HFConfig.notes` says so.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from labkit.plan.checks import is_whole
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.tables import Key, Table, built, checked, toml
+from labkit.plan.words import nearest
 
 FILE = Path(__file__).with_suffix(".toml")
 NAME = "config.json"
@@ -83,7 +83,7 @@ def read(file: Path = FILE) -> dict[str, Family]:
         fields = Sizes.__dataclass_fields__
         for field in (*parts["keys"], *parts["fixed"]):
             if field not in fields and field not in READ_APART:
-                raise ValueError(f"{place}: no size is called {field!r}{nearest(field, [*fields, *READ_APART])}")
+                raise ValueError(f"{place}: no size is called {field!r}; {nearest(field, [*fields, *READ_APART])}")
         if not WINDOW_KEYS.issuperset(parts["window"]):
             raise ValueError(f"{place}: window has {', '.join(sorted(WINDOW_KEYS))}, got {parts['window']}")
         parts["fixed"] = {key: tuple(v) if isinstance(v, list) else v for key, v in parts["fixed"].items()}
@@ -145,19 +145,11 @@ def translated(config: Any, place: str = NAME, name: str = "") -> HFConfig:
     return HFConfig(config["model_type"], MappingProxyType({**sizes, **named}), buffers, longest, tuple(notes))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'hidden_size'?`, or "" where nothing is near."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def _family(config: Mapping[str, Any], place: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        near = difflib.get_close_matches(f"{kind}", FAMILIES, 3)
-        known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(FAMILIES)}"
         what = "lacks model_type" if kind is None else f"is of a family that labkit does not know, {kind!r}"
-        raise ValueError(f"{place} {what}; {known}")
+        raise ValueError(f"{place} {what}; {nearest(f'{kind}', FAMILIES)}")
     return FAMILIES[kind]
 
 
@@ -235,7 +227,9 @@ class Reader(NamedTuple):
         """The whole number under this key, 0 or more. ValueError for a missing one, and for anything else."""
         value = self.config.get(key)
         if value is None:
-            raise ValueError(f"{self.place} lacks {key!r}, which models of its family have{nearest(key, self.config)}")
+            raise ValueError(
+                f"{self.place} lacks {key!r}, which models of its family have; {nearest(key, self.config)}"
+            )
         if not is_whole(value, 0):
             raise ValueError(f"{self.place}: {key} = {value!r} must be a whole number of at least 0")
         return value

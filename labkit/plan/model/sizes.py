@@ -149,6 +149,7 @@ class Sizes(Widths):
             "window": 0, "n_windowed": 0,
         }  # fmt: skip
         check_sizes(self, "n_kv_head", whole, position=POSITIONS, norm=NORMS, qk_norm=QK_NORMS)
+        object.__setattr__(self, "biased", tuple(self.biased))  # a row of a data file has a list
         for product in self.biased:
             if product not in PRODUCTS:
                 raise ValueError(f"biased has products, some of {', '.join(PRODUCTS)}, got {product!r}")
