@@ -108,6 +108,13 @@ def test_frozen_weights_that_are_cut_leave_a_share_the_ends_and_two_blocks(kind)
     assert steps[1].total > steps[0].total
 
 
+@pytest.mark.parametrize("choices", [{"offload": True}, {"recompute": "selective"}, {"precision": "pure-bf16"}])
+def test_choices_that_no_law_of_adapters_knows_are_refused(choices):
+    """Would catch a choice that changes nothing in silence."""
+    with pytest.raises(ValueError, match="adapters are planned"):
+        plans(LLAMA, H100, 1, 8, adapter="lora", **choices)
+
+
 def test_a_model_that_no_device_holds_whole_is_tuned_with_cut_frozen_weights():
     """Would catch LoRA that is refused where its frozen weights fit in parts: a 70B on eight devices of 80 GB."""
     answer = plans("llama2-70b", H100, 8, 8, 2048, adapter="lora")

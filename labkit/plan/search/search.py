@@ -185,6 +185,11 @@ def plans(
     if adapter:
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
+        if offload or recompute not in ("", "none", "full"):
+            raise ValueError(
+                f"adapters are planned with recompute='none' or 'full', and nothing offloaded, got "
+                f"recompute={recompute!r}, offload={offload}"
+            )
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
     most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
