@@ -77,6 +77,7 @@ WEIGHTS = MappingProxyType(
         "fp64": torch.float64,
         "fp32": torch.float32,
         "bf16": torch.bfloat16,
+        "pure-bf16": torch.bfloat16,
         "fp8": torch.bfloat16,
         "nvfp4": torch.bfloat16,
         "amp": torch.float32,

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -372,7 +373,10 @@ def test_a_plan_is_a_table_and_an_answer_in_order(monkeypatch):
     assert "refused:" in done.stdout
     heading = "llama-70b on 64 h100, 8 a node: 512 rows x 4,096 = 2,097,152 tokens a step, bf16, adamw"
     assert done.stdout.splitlines()[0] == heading
-    names, first = (line.split() for line in done.stdout.splitlines()[2:4])
+    assert done.stdout.splitlines()[1].startswith(
+        "machine: 8 nodes of 8 h100; inside a node nvlink, 450 GB/s a device, "
+    )
+    names, first = (line.split() for line in done.stdout.splitlines()[3:5])
     assert names[-6:] == ["recompute", "step", "MFU", "memory", "exposed", "bubble"]
     assert f"the bubble is {first[-1]} of the step" in done.stdout, "one meaning of waiting in table and answer"
     places = [
@@ -386,6 +390,24 @@ def test_an_answer_stands_beside_what_was_published():
     done = typed("plan", "--model", "mpt-7b", "--gpus", "8", "--batch", "64")
     assert "published near this: " in done.stdout.splitlines()[-1]
     assert "(llm-foundry, mpt-7b on 8 h100, rows of" in done.stdout.splitlines()[-1]
+
+
+def test_a_model_by_its_config_on_a_machine_of_ones_own_is_planned_as_it_was_asked(tmp_path):
+    """Would catch words of the command line that reach no search, and a count of another model."""
+    published = tomllib.loads((Path(__file__).parent / "plan/published_models.toml").read_text())["Qwen2-0.5B"]
+    (tmp_path / "config.json").write_text(json.dumps(published["config"]))
+    devices = (Path(labkit.__file__).parent / "plan/machine/devices.toml").read_text()
+    (tmp_path / "mine.toml").write_text(f"{devices.replace('[device.', '[device.my-')}")
+    words = ("--model", tmp_path, "--gpu", f"{tmp_path}/mine.toml:my-h100", "--gpus", "4", "--batch", "32")
+    choices = ("--strategy", "fsdp", "--recompute", "full", "--micro", "2", "--precision", "pure-bf16")
+    done = typed("plan", *words, *choices, "--memory", "40 GB", "--set", "seq=2k", "--json", "-")
+    assert done.returncode == 0
+    plans = [plan for plan in json.loads(done.stdout) if not plan["refused"]]
+    assert {(plan["recipe"]["recompute"], plan["recipe"]["n_micro"]) for plan in plans} == {("full", 2)}
+    assert {plan["recipe"]["strategy"] for plan in plans} == {"zero3"}
+    assert f"{published['parameters']:,} parameters" in done.stderr
+    assert "32 rows x 2,048 = 65,536 tokens a step, pure-bf16" in done.stderr
+    assert "37.6 GB of 40.0 GB are planned with" in done.stderr
 
 
 def test_one_small_gpu_is_told_what_it_can_do():
@@ -475,6 +497,11 @@ def test_a_question_that_makes_no_sense_exits_with_2(words, told):
         (("--adapter", "dora"), "lora, qlora"),
         (("--node-size", "0"), "1 device or more"),
         (("--precision", "fp9"), "bf16"),
+        (("--precision", "bf61"), "did you mean 'bf16'"),
+        (("--strategy", "zero33"), "did you mean 'zero3'"),
+        (("--micro", "0"), "n_micro is the option --micro"),
+        (("--set", "d_modl=4"), "did you mean 'd_model'"),
+        (("--model", "none/config.json"), "is not there"),
         (("--precision", "fp8", "--gpu", "a100-80gb"), "a device with such units: h100"),
     ],
 )

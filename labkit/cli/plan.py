@@ -2,6 +2,7 @@
 
 labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
 labkit plan --model mixtral-8x7b --gpus 64 --seq 4k              total and active parameters, experts along ep
+labkit plan --model Qwen2.5-7B/config.json --gpus 8              any model whose config.json or folder you have
 labkit plan --model llama3-405b --gpus 1024 --seq 128k           long rows, which cp cuts over ranks
 labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
 labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
@@ -10,6 +11,7 @@ labkit plan --published --svg errors.svg                         predictions bes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +20,7 @@ import typer
 from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
+from labkit.cli.recipe_options import naming_options, recipe_option
 from labkit.cli.words import say, under_way
 from labkit.plan.typed import parsed, whole
 from labkit.view.terminal_table import TerminalTable
@@ -41,14 +44,22 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A published model, such as llama-70b or qwen3-8b.")] = "llama-70b",
+    model: Annotated[str, typer.Option(help="A published model, such as llama-70b; or a config.json.")] = "llama-70b",
     gpus: Annotated[int | None, typer.Option(help="Devices; 256 by default, 1 with --adapter.")] = None,
-    gpu: Annotated[str, typer.Option(help="A device, such as h100, a100-80gb or laptop.")] = "h100",
+    sizes: Annotated[
+        list[str] | None, typer.Option("--set", help="Another size, such as d_model=4096; several times.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="A device, such as h100 or laptop; or a .toml of yours.")] = "h100",
     batch: Annotated[int | None, typer.Option(help="Rows of a step, all devices; by default 4 Mi tokens.")] = None,
     seq: Annotated[str, typer.Option(help="Tokens of a row, such as 8192 or 128k; the model's own by default.")] = "",
     node_size: Annotated[int | None, typer.Option(help="Devices of a node; the device's own by default.")] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp8, amp, fp16, fp32 or fp64.")] = "bf16",
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, muon or shampoo.")] = "adamw",
+    precision: Annotated[str, recipe_option("precision")] = "bf16",
+    optimizer: Annotated[str, recipe_option("optimizer")] = "adamw",
+    strategy: Annotated[str, recipe_option("strategy")] = "",
+    recompute: Annotated[str, recipe_option("recompute")] = "",
+    micro: Annotated[int | None, recipe_option("n_micro")] = None,
+    offload: Annotated[bool, recipe_option("offload")] = False,
+    memory: Annotated[str, typer.Option(help="Bytes of a device, such as 40 GB; by default its data sheet's.")] = "",
     adapter: Annotated[str, typer.Option(help="Fine-tune an adapter: lora or qlora.")] = "",
     adapter_rank: Annotated[int, typer.Option(help="Its rank.")] = 16,
     tokens: Annotated[str, typer.Option(help="A budget: tokens of the whole run, such as 1T or 300B.")] = "",
@@ -68,9 +79,11 @@ def plan(
     if days is not None and gpus is not None:
         raise typer.BadParameter("--days asks for the number of devices, and --gpus gives it: leave one of them out")
     from labkit.plan.machine.hardware import Hardware
-    from labkit.plan.model.shape import ModelShape
+    from labkit.plan.model.typed_sizes import with_sizes
 
-    shape, hardware = ModelShape.preset(model), Hardware.preset(gpu)
+    (shape, words), hardware = _model(model), Hardware.named(gpu)
+    hardware = hardware.changed(memory_bytes=parsed(memory, "B", least=1)) if memory else hardware
+    shape = with_sizes(shape, sizes or [])
     hardware = hardware.changed(node_size=node_size) if node_size is not None else hardware
     try:
         length = whole(seq, "tokens a row") if seq else shape.seq
@@ -78,12 +91,30 @@ def plan(
         raise typer.BadParameter(f"--seq, {error}") from error
     n = (1 if adapter else GPUS) if gpus is None else gpus
     rows = (FEW_ROWS * max(1, n) if adapter else max(1, STEP_TOKENS // length)) if batch is None else batch
-    choices: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
+    choices: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "strategy": strategy}
+    choices |= {"recompute": recompute, "n_micro": micro, "offload": offload}
     choices |= {"adapter": adapter, "rank": adapter_rank} if adapter else {}
-    if tokens:
-        _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
-        return
-    _plans(shape, hardware, n, rows, length, choices, count, to)
+    with naming_options():
+        if tokens:
+            _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
+        else:
+            _plans(shape, hardware, n, rows, length, choices, count, words, to)
+
+
+def _model(text: str) -> tuple[ModelShape, list[str]]:
+    """A published model by its name, or one by its config.json, and what is to be said of that."""
+    from labkit.plan.model.hf_config import is_path, opened
+    from labkit.plan.model.shape import ModelShape
+
+    if not is_path(text):
+        return ModelShape.preset(text), []
+    config = opened(Path(text))
+    shape = ModelShape(**config.sizes)
+    rows = f"rows of {shape.seq:,} tokens unless --seq says otherwise, {config.longest:,} at most"
+    numbers = f"{shape.n_params:,} parameters"
+    if config.buffers:
+        numbers += f" and {config.buffers:,} biases of routers, which no gradient trains"
+    return shape, [f"{shape.source} ({config.model_type}): {numbers}; {rows}", *config.notes]
 
 
 def _plans(
@@ -94,24 +125,28 @@ def _plans(
     length: int,
     choices: dict[str, Any],
     count: int,
+    words: Sequence[str],
     to: Path | None,
 ) -> None:
     """The plans on `n` devices, best first, and the answer in words."""
     from labkit.plan.search.explain import COLUMNS, explain, heading, refusals, rows
     from labkit.plan.search.nearest_runs import told as published_near
+    from labkit.plan.search.room import besides, edge, loading, machine
     from labkit.plan.search.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
         candidates = plans(shape, hardware, n, batch, length, **choices)
-        notes = [published_near(candidates[0].shape, hardware, n, candidates[0].recipe.eight_bits)]
-        notes += [] if candidates[0].kept else _with_adapters(shape, hardware, n, length)
+        best = candidates[0]
+        notes = [published_near(best.shape, hardware, n, best.recipe.eight_bits, best.mfu)]
+        too_large = any(plan.needs_bytes for plan in candidates)
+        notes += [] if best.kept or not too_large else _with_adapters(shape, hardware, n, batch, length)
     with words_beside(to):
-        say(f"{heading(candidates)}\n")
+        say("\n".join([heading(candidates), machine(best), *words, ""]))
         if candidates[0].kept:
             Console().print(_table(rows(candidates, count)))
             say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS))
         say("\n".join([*refusals(candidates, (count + 1) // 2), ""]))
-        say(explain(candidates))
+        say("\n".join([explain(candidates), besides(best), *loading(best), *edge(candidates)]))
         if "adapter" not in choices:
             say("\n".join(notes))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
@@ -127,13 +162,13 @@ def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
     return table
 
 
-def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, length: int) -> list[str]:
+def _with_adapters(shape: ModelShape, hardware: Hardware, n: int, batch: int, length: int) -> list[str]:
     """Lines on fine-tuning with adapters, for devices on which no plan of full training fits."""
     from labkit.plan.search.search import plans
 
     lines = list[str]()
     for kind in ("lora", "qlora"):
-        best = plans(shape, hardware, n, FEW_ROWS * n, length, adapter=kind)[0]
+        best = plans(shape, hardware, n, batch, length, adapter=kind)[0]
         lines += [f"with --adapter {kind} it fits, for fine-tuning: {best}"] * best.kept
     return lines
 
@@ -164,7 +199,7 @@ def _budget(
     with words_beside(to):
         say(f"{budget}")
         if "adapter" not in choices:
-            say(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits))
+            say(told(budget.plan.shape, hardware, budget.n_ranks, budget.plan.recipe.eight_bits, budget.plan.mfu))
     write(to, lambda: _data_of_budget(budget))
 
 
@@ -202,7 +237,7 @@ def _data_of(plan: Plan) -> dict[str, Any]:
     times, memory = (dict(plan.step or {}), dict(plan.memory)) if plan.kept else ({}, {})
     return {
         "layout": asdict(plan.layout), "recipe": asdict(plan.recipe), "refused": plan.refused, "mfu": plan.mfu,
-        "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes,
+        "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes, "at_edge": plan.at_edge,
         "adapter": asdict(plan.adapter) if plan.adapter is not None else None,
     }  # fmt: skip
 

@@ -76,6 +76,11 @@ def meaning(field: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
+def recipe_option(field: str) -> Any:
+    """The option for a field of a recipe, with the name and the help that it has in every command."""
+    return typer.Option(option_name(field), help=meaning(field), rich_help_panel="Recipe")
+
+
 def _option(argument: inspect.Parameter, hint: Any) -> inspect.Parameter:
     """What Recipe takes as an argument of a command; one that is None by default may be left out."""
     name = option_name(argument.name)

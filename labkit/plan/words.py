@@ -1,6 +1,9 @@
-"""Numbers in the sentences of a plan and of its refusals: with their noun, and with the nearest that would do."""
+"""Numbers and names in the sentences of a plan and of its refusals, and the nearest that would do."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 def plural(count: int, noun: str) -> str:
@@ -12,6 +15,13 @@ def multiples(name: str, value: int, parts: int) -> str:
     """`batch_size=6 or 8 would do` for a `value` of 7 and 2 `parts`: the multiples of `parts` below and above it."""
     below = value // parts * parts
     return f"{name}={f'{below} or ' * (below > 0)}{below + parts} would do"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'zero2' or 'zero3'?`, or `there are ...` with all of them where nothing is near."""
+    names = list(known)
+    near = difflib.get_close_matches(word.lower(), names, 3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
 
 
 def dtype_name(dtype: object) -> str:

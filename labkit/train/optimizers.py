@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 
 from labkit.comm.group import Group
+from labkit.plan.laws.optimizers import LAWS
 from labkit.train.by_matrix import ByMatrix
 from labkit.train.large_batch import LAMB, LARS
 from labkit.train.muon import Muon
@@ -41,5 +42,7 @@ def optimizer_of(name: str, tp: Group | None = None) -> Callable[..., torch.opti
         return partial(BY_MATRIX[name], tp=tp)
     if name not in ELEMENTWISE:
         known = ", ".join([*ELEMENTWISE, *BY_MATRIX])
+        if name in LAWS:
+            raise ValueError(f"optimizer={name!r} is planned with alone; labkit trains with {known}")
         raise ValueError(f"optimizer must be one of {known}, got {name!r}")
     return ELEMENTWISE[name]

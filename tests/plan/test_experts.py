@@ -357,7 +357,7 @@ def test_what_cannot_be_predicted_is_refused_in_words(shape, layout, recipe, wor
     ("changes", "words"),
     [
         ({"top_k": 9}, "top_k=9 of n_expert=8"), ({"n_expert": 0, "n_shared": 1}, "n_shared=1"),
-        ({"n_dense": 5}, "n_dense=5 of n_layer=4"), ({"kv_lora": 8}, "both ranks"), ({"rope_width": 2}, "rope_width=2"),
+        ({"n_dense": 5}, "n_dense=5 of n_layer=4"), ({"q_lora": 8}, "q_lora=8 is"), ({"rope_width": 2}, "rope_width=2"),
         ({"capacity": 0.0}, "capacity"), ({"n_expert": -1}, "at least 0"), ({"expert_ff": 0}, "at least 1"),
     ],
 )  # fmt: skip

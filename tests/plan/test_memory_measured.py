@@ -97,6 +97,8 @@ RARER = [
     Recipe("zero3", batch_size=8, n_micro=2, precision="fp8", recompute="full", fp32_gradients=True),
     *(Recipe(batch_size=8, precision="fp8", scaling=scaling) for scaling in ("delayed", "tiles", "mx")),
     Recipe("zero1", batch_size=8, precision="nvfp4"),
+    *(Recipe(strategy, batch_size=2, n_micro=2, precision="pure-bf16") for strategy in STRATEGIES),
+    Recipe("zero2", batch_size=2, precision="pure-bf16", optimizer="sgd", clip_norm=1.0),
     Recipe("zero3", batch_size=8, precision="fp8", fp8_gathers=True),
     Recipe("zero3", batch_size=2, precision="fp16", clip_norm=1.0),
     Recipe("zero2", batch_size=2, precision="fp64", clip_norm=1.0),

@@ -170,10 +170,10 @@ def test_one_small_gpu_fine_tunes_seven_billion_with_adapters():
         assert [plan.step_s for plan in found] == sorted(plan.step_s for plan in found)
         assert f"{kind} of rank 8" in explain(found)
         assert kind in table(found, 1)
-    whole = plans("llama-70b", "h100", 8, 16, 2048, adapter="lora")
+    whole = plans("llama-70b", "h100", 1, 16, 2048, adapter="lora")
     assert not any(plan.kept for plan in whole)
     assert "weights, whole on each" in whole[0].refused
-    assert "whole frozen models do not fit" in explain(whole)
+    assert "the frozen weights do not fit, whole" in explain(whole)
     assert all(plan.layout == Layout(8) for plan in plans("llama-7b", "h100", 8, 16, adapter="qlora"))
 
 

@@ -8,6 +8,7 @@ Long because every choice has its meaning, its refusals and what follows from it
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
@@ -67,6 +68,8 @@ class Recipe:
     sequence_parallel  what tp leaves whole is cut over its ranks, along the tokens
     precision        "fp32", "fp64": everything in it;
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters;
+                     "pure-bf16": the same without masters, and the optimizer's state is in bf16, too: small steps on
+                     large weights are rounded away;
                      "fp8": as bf16, but the linears of the blocks multiply 8-bit copies, with units as `scaling` says;
                      "nvfp4": as bf16, but the linears of the blocks multiply 4-bit copies in blocks of 16, emulated;
                      "amp": weights in fp32, products in bf16 (torch's autocast); "fp16": the same with loss scaling
@@ -145,8 +148,11 @@ class Recipe:
             "gradients": tuple(WAYS),
         }
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(f"{value}".lower(), known, 1)
+                mend = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{mend}")
         for name in ("batch_size", "n_micro", "stages_per_rank", "bucket_bytes"):
             value = getattr(self, name)
             if not is_whole(value):
@@ -219,7 +225,7 @@ class Recipe:
     @property
     def state_bytes(self) -> int:
         """Bytes of one number of the optimizer's state; masters are as wide."""
-        return max(4, self.weight_bytes)
+        return self.weight_bytes if self.precision_law.pure else max(4, self.weight_bytes)
 
     @property
     def has_masters(self) -> bool:

@@ -7,6 +7,8 @@
     sgd        N: momentum                0.4                        each element by itself
     lamb       2 N                        1                          whole layers: with ddp alone
     lars       N                          0.5                        whole layers: with ddp alone
+    adamw-8bit 2 N in 1 byte, and 4     0.2                        each element by itself: planned, and not built
+               bytes for 256 of them
     muon       N of matrices, 2 N else    0.6                        whole matrices of the blocks, AdamW on the rest
     shampoo    2 N, and of each block     1                          the same; owners keep the state of matrices
                [m, n] 2 (m^2 + n^2)
@@ -15,7 +17,9 @@ A new optimizer is a row here and a row in labkit.train.optimizers, which makes 
 in a `MatrixLaw` what it keeps, sends and computes of a matrix [rows, cols]; its memory, bytes on the wire, time and
 which parameters fall back to AdamW follow from that (labkit.plan.partition.matrices, labkit.plan.partition.groups).
 
-Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/muon; Gupta et al., arXiv:1802.09568.
+Sources: torch.optim's states; Jordan et al. 2024, kellerjordan.github.io/posts/muon; Gupta et al., arXiv:1802.09568;
+Dettmers et al., arXiv:2110.02861 (states of 8 bits; blocks of 256, as in bitsandbytes since 0.44, whose fused kernel
+moves some 16 bytes a parameter where torch's unfused AdamW moves 80).
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class OptimizerLaw:
     passes        bytes that its step reads and writes, AdamW's being 1
     adam          True if Adam steps on what is not stepped on as a whole matrix: it counts steps, 4 bytes a tensor
     by_layer      True if its step for one element depends on the whole layer
-    by_matrix     what it does with matrices of the blocks; None: nothing else than with all other parameters"""
+    by_matrix     what it does with matrices of the blocks; None: nothing else than with all other parameters
+    block         numbers of its state that share a scale of 4 bytes, where each of them has 1 byte; 0: they are wide
+    built         False for one that is planned with, and that labkit.train does not have"""
 
     name: str
     elementwise: int
@@ -50,6 +56,8 @@ class OptimizerLaw:
     adam: bool = False
     by_layer: bool = False
     by_matrix: MatrixLaw | None = None
+    block: int = 0
+    built: bool = True
 
     @property
     def tensors(self) -> int:
@@ -60,6 +68,8 @@ class OptimizerLaw:
         """Why it cannot be combined with these choices of a recipe, and the mend."""
         if self.by_layer and choices.cuts.state:
             yield (f"{self.name} looks at whole layers, {choices.strategy} gives a rank 1/n of their elements: use ddp")
+        if self.by_matrix and choices.precision == "pure-bf16":
+            yield f"{self.name} keeps its history in fp32, and pure-bf16 has a state in bf16: take bf16, or adamw"
         if self.by_matrix and choices.offload:
             yield (
                 f"{self.name} puts matrices together from the pieces of all ranks, on the device that they talk "
@@ -76,6 +86,16 @@ class OptimizerLaw:
         """Tensors as large as a parameter, or its piece, that lie beside it; `by_matrix`: of its parameter group."""
         return self.by_matrix.spread if self.by_matrix and by_matrix else self.elementwise
 
+    def beside_bytes(self, size: int, wide: int, by_matrix: bool = False) -> int:
+        """Bytes of the tensors that lie beside a parameter of `size` elements, a number of the state `wide` bytes."""
+        one = size + 4 * -(-size // self.block) if self.block else size * wide
+        return one * self.beside(by_matrix)
+
+    def state_words(self, wide: int, masters: bool) -> str:
+        """Bytes of the state of a parameter, with its master: `12`, `6.03`."""
+        one = 1 + 4 / self.block if self.block else wide
+        return f"{self.tensors * one + masters * wide:.3g}"
+
 
 LAWS: Mapping[str, OptimizerLaw] = MappingProxyType(
     {
@@ -83,6 +103,7 @@ LAWS: Mapping[str, OptimizerLaw] = MappingProxyType(
         for law in (
             OptimizerLaw("adamw", 2, adam=True),
             OptimizerLaw("adam", 2, adam=True),
+            OptimizerLaw("adamw-8bit", 2, passes=0.2, block=256, built=False),
             OptimizerLaw("sgd", 1, passes=0.4),
             OptimizerLaw("lamb", 2, by_layer=True),
             OptimizerLaw("lars", 1, passes=0.5, by_layer=True),

@@ -5,6 +5,7 @@
     fp32      4         fp32              the weights                   in float32
     bf16      2         bf16              masters in fp32               in bfloat16
     fp8       2         8-bit copies      masters in fp32               in bfloat16 (labkit.train.fp8)
+    pure-bf16 2         bf16              the weights, in bf16          in bfloat16
     nvfp4     2         4-bit copies      masters in fp32               in bfloat16, emulated (labkit.train.blocks)
     amp       4         bf16              the weights                   under autocast
     fp16      4         fp16              the weights, scaled losses    under autocast
@@ -38,18 +39,20 @@ class Precision:
     weight_bytes   of a weight, and of what flows between layers
     products       the precision of wide products, of whose peak MFU is a share
     way            how layers are run (labkit.plan.model.setting.WAYS)
-    scalings       the choices of units that its copies of 8 bits or fewer have; () for no copies"""
+    scalings       the choices of units that its copies of 8 bits or fewer have; () for no copies
+    pure           the optimizer steps on narrow weights, with a state as narrow, and keeps no masters"""
 
     name: str
     weight_bytes: int
     products: str
     way: str
     scalings: tuple[str, ...] = ()
+    pure: bool = False
 
     @property
     def is_narrow(self) -> bool:
-        """True if weights and gradients are narrower than what an optimizer can step on: it keeps masters."""
-        return self.weight_bytes < 4
+        """True if weights and gradients are narrower than the masters on which the optimizer steps."""
+        return self.weight_bytes < 4 and not self.pure
 
     @property
     def casts(self) -> bool:
@@ -62,6 +65,11 @@ class Precision:
 
     def excludes(self, choices: Choices) -> Iterator[str]:
         """Why it cannot be combined with these choices, and the mend."""
+        if self.pure and choices.offload:
+            yield (
+                f"offload keeps fp32 masters on the CPU, and precision={self.name!r} has none: leave it out, or "
+                "take bf16"
+            )
         if choices.fp32_gradients and not self.is_narrow:
             narrow = ", ".join(repr(law.name) for law in PRECISIONS.values() if law.is_narrow)
             yield f"fp32_gradients is a choice for precision={narrow}, got {self.name!r}: leave it out"
@@ -82,6 +90,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
             Precision("fp64", 8, "fp64", "fp64"),
             Precision("fp32", 4, "fp32", "fp32"),
             Precision("bf16", 2, "bf16", "half"),
+            Precision("pure-bf16", 2, "bf16", "half", pure=True),
             Precision("fp8", 2, "bf16", "half", SCALINGS),
             Precision("nvfp4", 2, "bf16", "half", ("nvfp4",)),
             Precision("amp", 4, "bf16", "autocast"),

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.plan.machine.efficiency import IDEAL, Practice
 from labkit.plan.machine.link import Link, link_of
@@ -32,6 +32,7 @@ DEVICE = MappingProxyType({
     "practice": Key(str), "device": Key(str, among=("cuda", "cpu")), "launch_s": Key(float, 0, 1),
     "memory_share": Key(float, 0.01, 1),
 })  # fmt: skip
+KINDS = MappingProxyType({"practice": Key(dict), "link": Key(dict), "device": Key(dict, needed=True)})
 """What each kind of row may hold; devices.toml says what each key means."""
 
 
@@ -54,11 +55,20 @@ class Device(NamedTuple):
 
 
 def read(file: Path = FILE) -> dict[str, Device]:
-    """The devices of a file such as devices.toml, by name, in the order of the file.
+    """The devices of a file such as devices.toml, by name, in the order of the file. Another file may name the links
+    and practices of that one besides its own.
 
     ValueError that names the file, the row and the mend, for a row that cannot be."""
-    kinds = {"practice": Key(dict), "link": Key(dict), "device": Key(dict, needed=True)}
-    tables = checked(file.name, toml(file), kinds)
+    tables = checked(file.name, toml(file), KINDS)
+    practices, links = ({}, {}) if file == FILE else _parts(FILE, checked(FILE.name, toml(FILE), KINDS))
+    own = _parts(file, tables)
+    practices, links = {**practices, **own[0]}, {**links, **own[1]}
+    return {name: _row(f"{file.name}, [device.{name}]", name, row, practices, links)
+            for name, row in tables["device"].items()}  # fmt: skip
+
+
+def _parts(file: Path, tables: Mapping[str, Any]) -> tuple[dict[str, Practice], dict[str, Link]]:
+    """What runs lose, and links, by their names in this file."""
     practices, links = {}, {}
     for name, row in tables.get("practice", {}).items():
         place = f"{file.name}, [practice.{name}]"
@@ -66,8 +76,7 @@ def read(file: Path = FILE) -> dict[str, Device]:
     for name, row in tables.get("link", {}).items():
         place = f"{file.name}, [link.{name}]"
         links[name] = built(place, Link, name, **checked(place, row, LINK))
-    return {name: _row(f"{file.name}, [device.{name}]", name, row, practices, links)
-            for name, row in tables["device"].items()}  # fmt: skip
+    return practices, links
 
 
 def _row(place: str, name: str, row: object, practices: Mapping[str, Practice], links: Mapping[str, Link]) -> Device:

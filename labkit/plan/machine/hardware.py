@@ -17,14 +17,18 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from labkit.plan.breakdown import Item
 from labkit.plan.machine.collectives import Line, seconds
-from labkit.plan.machine.devices import DEVICES, STREAM, Device
+from labkit.plan.machine.devices import DEVICES, STREAM, Device, read
 from labkit.plan.machine.efficiency import IDEAL, Practice
 from labkit.plan.machine.link import Link, link_of
+from labkit.plan.words import nearest
 
+ENDING = ".toml"
+"""The end of the name of a file that describes devices."""
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 EIGHT_BITS = "fp8"
 """What a device may have a rate for besides; only products of 8-bit copies ask for it."""
@@ -73,8 +77,32 @@ class Hardware:
             raise ValueError(
                 f"no hardware {name!r}; "
                 + (f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(DEVICES)}")
+                + f"; a file of yours ends in {ENDING}"
             )
         return cls.of(row, name.lower())
+
+    @classmethod
+    def read(cls, path: Path | str) -> Hardware:
+        """A device of a file with the keys of devices.toml: the only one, or with `FILE:NAME` the one of this name.
+
+        ValueError, with the row and the key, for a file that cannot be read, and for a name that is not in it."""
+        text, _, name = f"{path}".partition(f"{ENDING}:")
+        file = Path(text + ENDING) if name else Path(path)
+        try:
+            rows = read(file)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        if not name and len(rows) > 1:
+            raise ValueError(f"{file} has several devices, {', '.join(rows)}: write {file}:{next(iter(rows))}, say")
+        name = name or next(iter(rows), "")
+        if name not in rows:
+            raise ValueError(f"{file} has no device {name!r}; {nearest(name, rows)}")
+        return cls.of(rows[name], name)
+
+    @classmethod
+    def named(cls, text: str) -> Hardware:
+        """A known device by its name, or one of a file, whose name has the ending .toml."""
+        return cls.read(text) if ENDING in text else cls.preset(text)
 
     @classmethod
     def of(cls, row: Device, name: str) -> Hardware:

@@ -95,7 +95,7 @@ def product(
     beside    gradients that are alive around its backward; `arrives`: bytes of its result's, if they are not among them
     repeated  what backward makes again for it"""
     rows, h = t.tokens if rows is None else rows, t.narrow
-    has_bias = t.shape.bias if bias is None else bias
+    has_bias = t.shape.has_bias(name) if bias is None else bias
     weights = ((name, experts * inside * out), (f"{name}.bias", experts * out))[: 1 + has_bias]
     numel = sum(size for _, size in weights)
     arrives = rows * out * h if arrives is None else arrives
@@ -117,7 +117,7 @@ def norm(t: Terms, name: str, x: str, backward: int, after: int, width: int | No
     `width` of a row if it is not d_model: a norm between two products, in their numbers."""
     d, count = width or t.shape.d_model, t.shape.norm_size // t.shape.d_model
     numel, word = (t.tokens // t.cut * d, t.wide) if width is None else (t.tokens * d, t.narrow)
-    saves = ((x, numel * word), *[("numbers of the norms", numel // d * word)] * (1 + (t.shape.norm == "layer")))
+    saves = ((x, numel * word), *[("numbers of the norms", numel // d * word)] * (1 + (t.shape.norm != "rms")))
     if t.cut > 1 and count > 1:
         saves += (("weights of the norms, through f", count * d * t.wide),)
     weights, fresh = tuple((f"{name}.{k}", d) for k in range(count)), count * d * t.wide
@@ -132,6 +132,31 @@ def entering(t: Terms, name: str, x: str) -> Row:
     if name == "norm":  # the last one: nothing goes round it
         return norm(t, name, x, gradients, t.residual)
     return norm(t, name, x, t.residual + gradients, 2 * t.residual)
+
+
+def second_entering(t: Terms) -> Row:
+    """The norm before the second half of a block; without weights where that reads what the first half has read."""
+    row = entering(t, "norm2", "x + attention [B,T,D]")
+    if t.shape.norms > 1:
+        return row
+    return row._replace(saves=(), weights=(), backward=row.backward - row.fresh, fresh=0)
+
+
+def within(t: Terms, name: str, x: str, heads: int, alive: int) -> Row:
+    """A norm of so many heads' queries or keys, between two products: one scale for a head's dims, or for all."""
+    width, n_bytes = t.shape.width, t.tokens * heads * t.shape.width * t.narrow
+    weights = width * (heads if t.shape.qk_norm == "all" else 1)
+    numbers = t.tokens * (1 if t.shape.qk_norm == "all" else heads) * t.exact
+    saves, fresh = ((x, n_bytes), ("numbers of the norms", numbers)), weights * t.wide
+    return Row(name, saves, ((name, weights),), alive + n_bytes, alive + 2 * n_bytes + fresh, alive, fresh)
+
+
+def after_branch(t: Terms, name: str) -> list[Row]:
+    """The norm of what a branch adds, in blocks that have one there."""
+    if t.shape.norms < 4:
+        return []
+    row = norm(t, f"{name}.norm", f"{name} [B,T,D]", 3 * t.residual, 2 * t.residual)
+    return [row._replace(forward=2 * t.residual)]
 
 
 def read(t: Terms, name: str) -> tuple[Tensors, int]:
@@ -152,14 +177,16 @@ def last_of_branch(t: Terms, name: str, x: Tensors, inside: int, repeated: int =
 
     Its result's gradient is that of the residual path, or a narrower copy of it, or what sequence parallelism has
     gathered of it in the moment before."""
-    r, d, tp, own_bias = t.residual, t.shape.d_model, t.setting.tp, t.shape.bias and t.setting.tp == 1
+    r, d, tp, own_bias = t.residual, t.shape.d_model, t.setting.tp, t.shape.has_bias(name)
     copy = t.products // t.cut * t.autocast
     arrives, gathered = (t.products, r + copy + t.gathering * t.products) if t.cut > 1 else (copy, 0)
-    row = product(t, name, x, inside, d, beside=r, arrives=arrives, repeated=repeated, bias=own_bias, forward=r)
+    row = product(
+        t, name, x, inside, d, beside=r, arrives=arrives, repeated=repeated, bias=own_bias and tp == 1, forward=r
+    )
     row = row._replace(backward=max(row.backward, gathered))
     size = d * t.wide
     later = Row(f"{name}.bias", (), ((f"{name}.bias", d),), r, r + size, r, size)
-    return [row, later] if t.shape.bias and tp > 1 else [row]
+    return [row, *[later] * (own_bias and tp > 1), *after_branch(t, name)]
 
 
 def hidden_rows(

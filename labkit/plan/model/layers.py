@@ -9,8 +9,12 @@ Each row can be checked by hand: A, K, F and V are a rank's share, R the bytes o
 Attention is a fused kernel, as torch runs it: it saves q, k, v, its result and one number a row, and never the T x T
 scores (Dao et al., arXiv:2205.14135, section 3.1).
 
-Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm, latent attention) are the plain torch
-program for them. With experts, routing is taken as balanced (labkit.plan.model.mixture).
+Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm, latent attention, norms of queries and
+keys or of what a branch adds) are the plain torch program for them. Norms stand before the products, also for models
+that have them behind (OLMo 2), and attention before the MLP, also where both read the same (GPT-NeoX, Phi): what is
+saved differs by a few per cent of a block at most.
+
+With experts, routing is taken as balanced (labkit.plan.model.mixture).
 """
 
 from __future__ import annotations
@@ -21,7 +25,18 @@ from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.model import context_memory
-from labkit.plan.model.layer_rows import COPIES, Terms, entering, hidden_rows, last_of_branch, norm, product, read
+from labkit.plan.model.layer_rows import (
+    COPIES,
+    Terms,
+    entering,
+    hidden_rows,
+    last_of_branch,
+    norm,
+    product,
+    read,
+    second_entering,
+    within,
+)
 from labkit.plan.model.layer_table import LayerTable, Row, Tensors
 from labkit.plan.model.mixture import mixture
 from labkit.plan.model.setting import HEAD, Setting
@@ -84,6 +99,10 @@ def attention(t: Terms) -> list[Row]:
         ),
     ]
     names = ["query", "key", "value"]
+    if shape.qk_norm:
+        alive = r + q_bytes + 2 * k_bytes
+        rows += [within(t, "query_norm", "query", heads, alive), within(t, "key_norm", "key", keys, alive)]
+        names[:2] = "query, normed", "key, normed"
     if shape.position == "rotary":
         alive = q_bytes + 2 * k_bytes
         rows += [turn(t, "query", a, r + 2 * k_bytes, alive), turn(t, "key", k, r + q_bytes + k_bytes, alive)]
@@ -100,11 +119,16 @@ def latent_attention(t: Terms) -> list[Row]:
     x, repeated = read(t, "norm1")
     x_query: Tensors = () if t.selective else (("query_norm [B,T,D]", c_q),)
     x_key: Tensors = () if t.selective else (("latent_norm [B,T,D]", c_kv),)
-    rows = [
-        entering(t, "norm1", "x, input of the block"),
+    queries = [
         product(t, "query_in", x, d, q_lora, beside=r + t.whole, repeated=repeated),
         norm(t, "query_norm", "query_in", r + t.whole + 2 * c_q, r + t.whole, q_lora),
         product(t, "query", x_query, q_lora, wide, beside=r + t.whole),
+    ]
+    if shape.q_lora is None:
+        queries = [product(t, "query", x, d, wide, beside=r + t.whole, repeated=repeated)]
+    rows = [
+        entering(t, "norm1", "x, input of the block"),
+        *queries,
         product(t, "latent", t.another(x), d, kv_lora + rope, beside=r + q, repeated=repeated, forward=q),
         norm(t, "latent_norm", "latent of keys and values", r + q + 2 * c_kv, r + q, kv_lora),
         product(t, "key_value", x_key, kv_lora, 2 * narrow, beside=r + q, forward=q),
@@ -133,6 +157,8 @@ def attended(t: Terms, saved: Tensors, heads: int, keys: int) -> list[Row]:
         rows = [context_memory.attend(t, saved, heads, keys)]
     else:
         rows = fused_attention(t, saved, heads, y) if fused else plain_attention(t, saved, heads, y)
+    if shape.sinks:
+        rows[-1] = rows[-1]._replace(weights=(("sinks", heads),), fresh=heads * t.wide)
     return rows + last_of_branch(t, "out", () if not by_head and (fused or across) else x, inside)
 
 
@@ -161,8 +187,7 @@ def mlp(t: Terms) -> list[Row]:
     """norm2 to down, through this rank's hidden units."""
     hidden, (x, repeated) = t.shape.hidden // t.setting.tp, read(t, "norm2")
     rows, made, last = hidden_rows(t, "", x, t.another(x), hidden, t.residual, repeated=repeated)
-    first = entering(t, "norm2", "x + attention [B,T,D]")
-    return [first, *rows, *last_of_branch(t, "down", made, hidden, last)]
+    return [second_entering(t), *rows, *last_of_branch(t, "down", made, hidden, last)]
 
 
 def embedding(t: Terms) -> list[Row]:
@@ -174,8 +199,8 @@ def embedding(t: Terms) -> list[Row]:
     arrives, after = (max(r + t.gathering * whole, 2 * whole), whole) if tp > 1 else (r, r)
     rows = [Row("token", saves, (("token", table),), r + whole, max(arrives, after + size), after, size)]
     if shape.position == "learned":
-        size, part = shape.seq * shape.d_model * t.wide, r // t.setting.rows * (t.setting.rows > 1)
-        weights, positions = (("position", shape.seq * shape.d_model),), (("positions", 8 * t.setting.seq),)
+        size, part = shape.places * shape.d_model * t.wide, r // t.setting.rows * (t.setting.rows > 1)
+        weights, positions = (("position", shape.places * shape.d_model),), (("positions", 8 * t.setting.seq),)
         rows.append(Row("position", positions, weights, 2 * r, r + part + size, r, size))
     return rows
 
@@ -183,7 +208,7 @@ def embedding(t: Terms) -> list[Row]:
 def head(t: Terms) -> list[Row]:
     """[B, T, D] -> [B, T, V]"""
     d, words, (x, _) = t.shape.d_model, t.shape.vocab // t.setting.tp, read(t, "norm")
-    return [entering(t, "norm", "x, input of the head"), product(t, HEAD, x, d, words, beside=0, bias=False)]
+    return [entering(t, "norm", "x, input of the head"), product(t, HEAD, x, d, words, beside=0)]
 
 
 def loss_rows(t: Terms) -> list[Row]:

@@ -13,7 +13,7 @@ law knows what a router will choose. More than RUNS experts are taken in as many
 from __future__ import annotations
 
 from labkit.plan.model.expert_load import Load
-from labkit.plan.model.layer_rows import Terms, entering, hidden_rows, product
+from labkit.plan.model.layer_rows import Terms, after_branch, hidden_rows, product, second_entering
 from labkit.plan.model.layer_table import Row, Tensors
 
 RUNS = 8
@@ -27,12 +27,21 @@ def mixture(t: Terms) -> list[Row]:
     shape, r, out = t.shape, t.residual, t.products
     seen = f"norm2 [B,T,D]{', whole' * (t.cut > 1)}"
     repeated = t.whole * (t.selective and t.cut == 1)  # norm2 is made again
-    rows = [entering(t, "norm2", "x + attention [B,T,D]"), *router(t, seen, repeated), *routed(t)]
+    rows = [second_entering(t), *router(t, seen, repeated), *routed(t)]
     if shape.n_shared:
         # the router has saved what they read, unless in other numbers
         x: Tensors = ((seen, out),) if t.autocast or (t.exact > t.wide and not repeated) else ()
         rows += expert(t, "shared.", x, t.another(x), shape.n_shared, r + out, repeated=repeated)
-    return rows
+    if shape.shared_gate:
+        rows.append(gate_of_shared(t))
+    return rows + after_branch(t, "experts")
+
+
+def gate_of_shared(t: Terms) -> Row:
+    """What all shared experts made, times one number a token: the sigmoid of a product of its own."""
+    d, out = t.shape.d_model, t.products
+    saves, fresh = (("what the shared experts made", out), ("their weights", t.tokens * t.narrow)), d * t.wide
+    return Row("shared gate", saves, (("shared_gate", d),), out, t.residual + 2 * out + fresh, t.residual + out, fresh)
 
 
 def router(t: Terms, seen: str, repeated: int) -> list[Row]:
@@ -43,9 +52,10 @@ def router(t: Terms, seen: str, repeated: int) -> list[Row]:
     saves = ((seen, vectors),) * (cast or not repeated) + (("router in fp32", matrix),) * cast
     beside = t.residual + t.whole  # gradients of the residual path, and of x as the experts see it
     around = beside + repeated + scores + vectors * (1 + (t.setting.tp > 1)) + matrix
-    size = shape.d_model * e
+    size, own_bias = shape.d_model * e, shape.has_bias("router")
+    weights_of, fresh = (("router", size), ("router.bias", e))[: 1 + own_bias], (size + e * own_bias) * t.wide
     rows = [
-        Row("router", saves, (("router", size),), scores, around, beside + vectors + matrix * cast, size * t.wide),
+        Row("router", saves, weights_of, scores, around, beside + vectors + matrix * cast, fresh),
         Row("shares of the experts", (("shares of the experts", scores),), (), 2 * scores, beside + 3 * scores),
         Row("chosen", (("experts of each token", INDEX * n * k),), (), 2 * weights, beside + 2 * scores),
     ]

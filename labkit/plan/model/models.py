@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from labkit.plan.model.sizes import NORMS, POSITIONS, Sizes
+from labkit.plan.model.sizes import NORMS, POSITIONS, QK_NORMS, Sizes
 from labkit.plan.tables import Key, Table, built, checked, toml
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -23,7 +23,10 @@ SIZES: Mapping[str, Key] = MappingProxyType(
         "fused_attention": Key(bool), "n_expert": Key(int, 0, 10_000), "top_k": Key(int, 1, 1000),
         "expert_ff": Key(int, 1, 1_000_000), "n_shared": Key(int, 0, 1000), "n_dense": Key(int, 0, 1000),
         "balance": Key(str, among=("loss", "bias", "none")), "q_lora": Key(int, 1, 100_000),
-        "kv_lora": Key(int, 1, 100_000), "rope_width": Key(int, 0, 4096), "source": Key(str),
+        "kv_lora": Key(int, 1, 100_000), "rope_width": Key(int, 0, 4096), "biased": Key(list),
+        "norms": Key(int, 1, 4), "qk_norm": Key(str, among=QK_NORMS[1:]), "sinks": Key(bool), "shared_gate": Key(bool),
+        "n_positions": Key(int, 1, 20_000_000), "window": Key(int, 0, 20_000_000), "n_windowed": Key(int, 0, 1000),
+        "source": Key(str),
     }
 )  # fmt: skip
 """What a row may say of a model; models.toml says what each key means, and Sizes which of them fit together."""

@@ -23,10 +23,13 @@ Sources: Chowdhery et al. (PaLM), arXiv:2204.02311, appendix B; Kaplan et al., a
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown, Item
+from labkit.plan.model.hf_config import opened, translated
 from labkit.plan.model.layers import held
 from labkit.plan.model.models import MODELS, canonical
 from labkit.plan.model.setting import Setting
@@ -61,16 +64,29 @@ class ModelShape(Sizes):
             raise ValueError(
                 f"no model {name!r}; "
                 + (f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MODELS)}")
+                + "; any other model is the path of its config.json"
             )
         return cls(name=known, **sizes)
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
-        """The shape of a GPTConfig, or of anything else with fields of these names; a shape is its own."""
+        """The shape of a GPTConfig, or of anything else with fields of these names; a shape is its own. A mapping is
+        read as the config.json of a Hugging Face checkpoint (labkit.plan.model.hf_config).
+
+        ValueError for a config that cannot be read."""
         if isinstance(config, cls):
             return config
+        if isinstance(config, Mapping):
+            return cls(**translated(config).sizes)
         values = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
         return cls(**values)
+
+    @classmethod
+    def read(cls, path: Path | str) -> ModelShape:
+        """The shape of a Hugging Face checkpoint, by its folder or its config.json.
+
+        ValueError, with the key, for one that cannot be read."""
+        return cls(**opened(Path(path)).sizes)
 
     def changed(self, **changes: Any) -> ModelShape:
         """The same with other sizes; it is no published model any more."""
@@ -97,22 +113,26 @@ class ModelShape(Sizes):
         mats = 3 if self.gated else 2
         rows = [
             ("token embedding", v * d, "V D"),
-            ("position embedding", self.seq * d if self.position == "learned" else 0, "T D"),
+            ("position embedding", self.places * d if self.position == "learned" else 0, "T D"),
             ("attention", self.n_layer * self.attention_size, "L (2 D A + 2 D K + biases)"),
             ("mlp", n * self.mlp_size(f), f"L ({mats} D F + biases)"),
-            ("norms", (2 * self.n_layer + 1) * self.norm_size, "(2 L + 1) norms"),
+            ("norms", (self.norms * self.n_layer + 1) * self.norm_size, f"({self.norms} L + 1) norms"),
             ("head", 0 if self.tied else v * d, "0, tied" if self.tied else "V D"),
         ]
+        if self.has_bias("logits"):
+            rows[5] = ("head", rows[5][1] + v, f"{rows[5][2]} + V")
         if self.kv_lora is not None:
-            rows[2] = ("attention", rows[2][1], "L (D q + q Q + D (c + r) + 2 c A + A D + 2 norms)")
+            queries = "D Q" if self.q_lora is None else "D q + q Q"
+            rows[2] = ("attention", rows[2][1], f"L ({queries} + D (c + r) + 2 c A + A D + norms)")
         if self.n_expert:
             m, one = self.n_mixed, self.mlp_size(self.expert_hidden)
             rows[3] = ("mlp", n * self.mlp_size(f), f"{n} dense blocks x ({mats} D F + biases)")
             rows[4:4] = [
-                ("router", m * d * self.n_expert, f"{m} blocks x D E"),
+                ("router", m * self.router_size, f"{m} blocks x D E{' + biases' * self.has_bias('router')}"),
                 ("experts", m * n_expert * one, f"{m} blocks x {n_expert} x ({mats} D G + biases)"),
-                ("shared experts", m * self.n_shared * one, f"{m} blocks x {self.n_shared} x ({mats} D G + biases)"),
-            ]
+                ("shared experts", m * (self.n_shared * one + self.shared_gate * d),
+                 f"{m} blocks x {self.n_shared} x ({mats} D G + biases){' + D' * self.shared_gate}"),
+            ]  # fmt: skip
         where = self.source or "arXiv:2001.08361, table 1"
         return Breakdown(Item(name, value, "parameters", formula, where) for name, value, formula in rows)
 
@@ -128,14 +148,22 @@ class ModelShape(Sizes):
 
     @property
     def attention_size(self) -> int:
-        """Parameters of one block's attention, with its biases, and the norms of latents where there are any."""
-        products, latents = self.attention_products, (self.q_lora or 0) + (self.kv_lora or 0)
-        return sum(inside * out + self.bias * out for inside, out in products) + latents
+        """Parameters of one block's attention, with its biases, the norms inside it, and the heads' sinks."""
+        products = zip(self.attention_names, self.attention_products, strict=True)
+        latents = (self.q_lora or 0) + (self.kv_lora or 0)
+        beside = latents + self.qk_norm_size + self.sinks * self.n_head
+        return sum(inside * out + self.has_bias(name) * out for name, (inside, out) in products) + beside
+
+    @property
+    def router_size(self) -> int:
+        """Parameters of one block's router, with its biases."""
+        return (self.d_model + self.has_bias("router")) * self.n_expert
 
     def mlp_size(self, hidden: int) -> int:
         """Parameters of one MLP of this hidden width, or of one expert, with its biases."""
-        mats = 3 if self.gated else 2
-        return mats * self.d_model * hidden + self.bias * ((mats - 1) * hidden + self.d_model)
+        mats, into = 3 if self.gated else 2, ("gate", "up") if self.gated else ("up",)
+        biases = sum(map(self.has_bias, into)) * hidden + self.has_bias("down") * self.d_model
+        return mats * self.d_model * hidden + biases
 
     @property
     def rest_of_block(self) -> float:
@@ -157,10 +185,11 @@ class ModelShape(Sizes):
         scores = 2 * a + self.n_head * self.rope_width  # of queries and keys, and of values
         rows = [
             ("attention projections", 6 * n * projections, "6 L (2 D A + 2 D K)" if not latent else "6 L x MLA's"),
-            ("attention", 6 * n * scores * t, "12 L A T" if not latent else "6 L h (2 w + r) T"),
+            ("attention", round(6 * n * scores * self.looked_at(t)),
+             ("12 L A T" if not latent else "6 L h (2 w + r) T") + ", T the mean of windows" * (self.n_windowed > 0)),
             ("mlp", 6 * (n - m) * mats * d * f, f"6 L {mats} D F"),
             ("head", 6 * self.vocab * d, "6 V D"),
-        ]
+        ]  # fmt: skip
         if self.n_expert:
             met = self.top_k + self.n_shared
             rows[3:3] = [

@@ -12,7 +12,14 @@ from typing import Any
 from labkit.plan.checks import is_whole
 
 POSITIONS = ("learned", "rotary", "none")
-NORMS = ("layer", "rms")
+NORMS = ("layer", "rms", "bare")
+"""LayerNorm, RMSNorm, and a LayerNorm without weights (OLMo 1)."""
+QK_NORMS = ("", "head", "all")
+"""Norms of queries and keys: none, one of each head's dims that all heads share, or one of all heads' dims at once."""
+PRODUCTS = (
+    "query", "key", "value", "out", "query_in", "latent", "key_value", "gate", "up", "down", "router", "logits",
+)  # fmt: skip
+"""The products of a model: of attention, of latent attention, of an MLP or an expert, and those at the sides."""
 
 
 def check_sizes(sizes: Any, key_heads: str, whole: dict[str, int], **choices: Sequence[str]) -> None:
@@ -75,6 +82,15 @@ class Widths:
 class Sizes(Widths):
     """Sizes of a GPT, frozen. None means the usual: d_ff 4 d_model, as many key heads as heads, width D / heads.
 
+    biased        of PRODUCTS those that have a bias where `bias` gives them none: ("query", "key", "value") in Qwen 2.
+                  `bias` gives one to all but the router and the head
+    norms         norms of width d_model in a block: 2; 1 where attention and MLP read the same one (Phi); 4 where what
+                  each of them adds is normed, too (Gemma 2 and 3)
+    qk_norm       norms of queries and keys, one of QK_NORMS
+    sinks         each head has a number that takes a share of its attention (GPT-OSS)
+    n_positions   rows of a table of learned positions; None: seq, as in labkit's own GPT
+    window        tokens that a query looks back at in `n_windowed` blocks; the others look at all
+
     `fused_attention=False`: the T x T scores are written to memory, as before FlashAttention (arXiv:2205.14135).
 
     n_expert    routed experts in the place of a block's MLP, each an MLP of its own; 0: a dense model
@@ -84,10 +100,11 @@ class Sizes(Widths):
     capacity    an expert takes at most so many times the mean number of tokens; None: all that come
     balance     what keeps the experts' loads alike (labkit.parallel.expert); sizes and laws do not depend on it
     n_dense     the first blocks, which keep a dense MLP of width d_ff
+    shared_gate the shared experts' result is weighed by one more product, D numbers (Qwen 2)
 
     Latent attention (MLA; DeepSeek-AI, arXiv:2405.04434, section 2.1) makes keys and values from one vector of
-    `kv_lora` numbers, and queries from one of `q_lora`; `rope_width` dims of a head carry the position, and all heads
-    share one key for these.
+    `kv_lora` numbers, and queries from one of `q_lora` (None: from the token itself, as in V2-Lite); `rope_width` dims
+    of a head carry the position, and all heads share one key for these.
 
     Raises ValueError, with the numbers, for sizes that are not positive or do not fit together."""
 
@@ -115,20 +132,46 @@ class Sizes(Widths):
     q_lora: int | None = None
     kv_lora: int | None = None
     rope_width: int = 0
+    biased: tuple[str, ...] = ()
+    norms: int = 2
+    qk_norm: str = ""
+    sinks: bool = False
+    shared_gate: bool = False
+    n_positions: int | None = None
+    window: int = 0
+    n_windowed: int = 0
     name: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
-        whole = {"head_width": 1, "q_lora": 1, "kv_lora": 1, "n_dense": 0, "rope_width": 0}
-        check_sizes(self, "n_kv_head", whole, position=POSITIONS, norm=NORMS)
+        whole = {
+            "head_width": 1, "q_lora": 1, "kv_lora": 1, "n_dense": 0, "rope_width": 0, "norms": 1, "n_positions": 1,
+            "window": 0, "n_windowed": 0,
+        }  # fmt: skip
+        check_sizes(self, "n_kv_head", whole, position=POSITIONS, norm=NORMS, qk_norm=QK_NORMS)
+        object.__setattr__(self, "biased", tuple(self.biased))  # a row of a data file has a list
+        for product in self.biased:
+            if product not in PRODUCTS:
+                raise ValueError(f"biased has products, some of {', '.join(PRODUCTS)}, got {product!r}")
+        if self.norms not in (1, 2, 4):
+            raise ValueError(f"a block has norms=1, 2 or 4, got {self.norms}")
+        if self.position == "learned" and self.seq > self.places:
+            raise ValueError(f"seq={self.seq:,} tokens have no place in n_positions={self.places:,}: a shorter row")
+        if self.n_windowed > self.n_layer or bool(self.n_windowed) != bool(self.window):
+            raise ValueError(
+                f"n_windowed={self.n_windowed} of n_layer={self.n_layer} blocks look at window={self.window} tokens: "
+                "set both, or none"
+            )
+        if self.shared_gate and not self.n_shared:
+            raise ValueError("shared_gate weighs shared experts, and n_shared=0: set n_shared too")
         if not self.n_expert and self.n_dense:
             raise ValueError(f"n_dense={self.n_dense} is of models with experts: n_expert=8, say")
         if self.n_dense > self.n_layer:
             raise ValueError(f"n_dense={self.n_dense} of n_layer={self.n_layer} blocks cannot be dense")
-        if (self.q_lora is None) != (self.kv_lora is None):
-            raise ValueError(f"latent attention has both ranks: q_lora={self.q_lora}, kv_lora={self.kv_lora}")
+        if self.q_lora is not None and self.kv_lora is None:
+            raise ValueError(f"q_lora={self.q_lora} is a part of latent attention: set kv_lora too")
         if self.rope_width and self.kv_lora is None:
-            raise ValueError(f"rope_width={self.rope_width} is a part of latent attention: set kv_lora and q_lora too")
+            raise ValueError(f"rope_width={self.rope_width} is a part of latent attention: set kv_lora too")
 
     # -- sizes that follow -------------------------------------------------------------------------------------------
 
@@ -151,18 +194,45 @@ class Sizes(Widths):
     def attention_products(self) -> tuple[tuple[int, int], ...]:
         """(in, out) of each matrix of one block's attention."""
         d, a, k = self.d_model, self.n_head * self.width, self.kv_heads * self.width
-        if self.q_lora is None or self.kv_lora is None:
+        if self.kv_lora is None:
             return (d, a), (d, k), (d, k), (a, d)
         queries = self.n_head * (self.width + self.rope_width)
-        return (
-            (d, self.q_lora), (self.q_lora, queries),
-            (d, self.kv_lora + self.rope_width), (self.kv_lora, 2 * a), (a, d),
-        )  # fmt: skip
+        made = ((d, queries),) if self.q_lora is None else ((d, self.q_lora), (self.q_lora, queries))
+        return (*made, (d, self.kv_lora + self.rope_width), (self.kv_lora, 2 * a), (a, d))
+
+    @property
+    def attention_names(self) -> tuple[str, ...]:
+        """The names of these matrices, in the same order."""
+        if self.kv_lora is None:
+            return "query", "key", "value", "out"
+        return (*("query_in",) * (self.q_lora is not None), "query", "latent", "key_value", "out")
+
+    def has_bias(self, name: str) -> bool:
+        """True if the product of this name has a bias: "query", "up", also inside an expert, "experts.3.up"."""
+        last = name.rpartition(".")[2]
+        return last in self.biased or (self.bias and last not in ("router", "logits"))
+
+    @property
+    def places(self) -> int:
+        """Rows of the table of learned positions."""
+        return self.seq if self.n_positions is None else self.n_positions
+
+    def looked_at(self, seq: int) -> float:
+        """Tokens of a row of `seq` that a block's attention looks at, windows and whole rows in the mean: `seq` itself
+        where no block has a window, or where the row is no longer than it."""
+        if not self.n_windowed or seq <= self.window:
+            return seq
+        return (self.n_windowed * self.window + (self.n_layer - self.n_windowed) * seq) / self.n_layer
+
+    @property
+    def qk_norm_size(self) -> int:
+        """Parameters of the norms of queries and keys of one block."""
+        return {"": 0, "head": 2, "all": self.n_head + self.kv_heads}[self.qk_norm] * self.width
 
     @property
     def norm_size(self) -> int:
         """Parameters of one norm: a scale for each dim, and a shift where a LayerNorm has biases."""
-        return self.d_model * (2 if self.norm == "layer" and self.bias else 1)
+        return self.d_model * (0 if self.norm == "bare" else 2 if self.norm == "layer" and self.bias else 1)
 
     def check_cut(self, tp: int = 1, n_stages: int = 1, in_sequence: bool = False) -> None:
         """ValueError, with the numbers, if `tp` ranks or `n_stages` stages cannot share the model evenly."""

@@ -108,9 +108,9 @@ def matrix_of(shape: Sizes, name: str) -> Matrix:
         "gate": (hidden, d, 0), "up": (hidden, d, 0), "down": (d, hidden, 1), "router": (shape.n_expert, d, None),
     }  # fmt: skip
     if shape.kv_lora is not None:
-        names = ("query_in", "query", "latent", "key_value", "out")
-        inner = zip(names, shape.attention_products, (None, 0, None, 0, 1), strict=True)
-        sizes |= {latent: (out, inside, dim) for latent, (inside, out), dim in inner}
+        cut = {"query": 0, "key_value": 0, "out": 1}
+        inner = zip(shape.attention_names, shape.attention_products, strict=True)
+        sizes |= {latent: (out, inside, cut.get(latent)) for latent, (inside, out) in inner}
     return Matrix(*sizes[last])
 
 
@@ -225,8 +225,7 @@ def busiest_flops(law: MatrixLaw, shape: Sizes, n_blocks: int, n: int, experts: 
     least. (Owners are that even where each rank holds pieces of several matrices.)
 
     With `experts` of each block on a rank, which `n_same` ranks share: theirs on top."""
-    latent = shape.kv_lora is not None
-    attention = ("query_in", "query", "latent", "key_value", "out") if latent else ("query", "key", "value", "out")
+    attention = shape.attention_names
     mlp = ("gate", "up", "down") if shape.gated else ("up", "down")
     shared = [f"shared.{name}" for name in mlp] if shape.n_shared else []
     mixed = n_blocks * shape.n_mixed / shape.n_layer

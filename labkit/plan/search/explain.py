@@ -85,7 +85,9 @@ def refusals(judged: Sequence[Plan], count: int) -> list[str]:
 
 def _strategy(plan: Plan) -> str:
     shared = plan.layout.dp * plan.layout.cp > 1
-    return plan.adapter.kind if plan.adapter is not None else plan.recipe.sharded if shared else "-"
+    if plan.adapter is not None:
+        return plan.adapter.kind + " zero3" * plan.recipe.cuts.weights
+    return plan.recipe.sharded if shared else "-"
 
 
 def _context(plan: Plan) -> str:
@@ -131,15 +133,15 @@ def _memory(plan: Plan) -> str:
     shape, room = plan.shape, plan.hardware.memory_bytes.value
     n, r = shape.n_params, plan.recipe
     if plan.adapter is not None:
-        memory = plan.memory
+        memory, where = plan.memory, "cut over all, on each" if plan.recipe.cuts.weights else "whole on each"
         frozen, trains = memory.item("parameters"), memory["gradients"] + memory["optimizer"]
         return (
             f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters, which are frozen. Weights "
             f"{frozen.formula} = {gb(frozen.value)}, gradients and AdamW of the {plan.adapter} "
-            f"({plan.adapter.numel(shape):,} numbers) {gb(trains)}: whole on each device of {room / GB:.0f} GB."
+            f"({plan.adapter.numel(shape):,} numbers) {gb(trains)}: {where} device of {room / GB:.0f} GB."
         )
-    state = (r.steps_by.tensors + r.has_masters) * r.state_bytes
-    n_bytes = r.weight_bytes + r.gradient_bytes + state
+    state = r.steps_by.state_words(r.state_bytes, r.has_masters)
+    n_bytes = r.weight_bytes + r.gradient_bytes + float(state)
     by_adam, law = "", r.steps_by.by_matrix
     if law and r.steps_by.elementwise > law.elements:
         by_matrix = (r.steps_by.elementwise - law.elements) * r.state_bytes
@@ -150,7 +152,7 @@ def _memory(plan: Plan) -> str:
         f"1 memory         {shape.name or 'the model'} has {n / GB:.3g}e9 parameters{_active(shape)}. "
         f"Weights {r.weight_bytes} B, "
         f"gradients {r.gradient_bytes} B, {r.optimizer}{' with masters' * r.has_masters} {state} B{by_adam}: "
-        f"{n_bytes} N = {n_bytes * n / GB:,.0f} GB, so at least "
+        f"{n_bytes:g} N = {n_bytes * n / GB:,.0f} GB, so at least "
         f"{-(-n_bytes * n // room):,.0f} devices of {room / GB:.0f} GB before any activation."
         + " The blocks' linears multiply 8-bit copies; MFU is of the peak of bf16."
         * r.eight_bits
@@ -177,10 +179,13 @@ def _baselines(plans: Sequence[Plan]) -> str:
         if fits:
             least = "one device" if fits[0].layout.size == 1 else "data parallelism alone"
             return f"2 baselines      {least} does: {fits[0]}"
-    why = plain[-1].refused if plain else "no layout has dp alone"
-    if plain and plain[-1].adapter is not None:
-        return f"2 baselines      whole frozen models do not fit, and planning with cut ones is not there: {why}"
-    return f"2 baselines      data parallelism alone does not do, not even ZeRO-3: {why}"
+    last = [plan for plan in plain if plan.recipe.cuts.weights and plan.recipe.shard_ranks is None] or plain
+    why = last[-1].refused if last else "no layout has dp alone"
+    if last and last[-1].adapter is not None:
+        how = "not even cut over all devices" if last[-1].recipe.cuts.weights else "whole"
+        return f"2 baselines      the frozen weights do not fit, {how}: {why}"
+    even = ", not even ZeRO-3" * any(plan.recipe.cuts.weights for plan in last)
+    return f"2 baselines      data parallelism alone does not do{even}: {why}"
 
 
 def _simplest(plans: Sequence[Plan]) -> str:

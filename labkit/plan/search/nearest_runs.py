@@ -38,6 +38,8 @@ RUN = MappingProxyType({
     "seq": Key(int, 1, 20_000_000, needed=True), "mfu": Key(float, 0.001, 1, needed=True),
 })  # fmt: skip
 """What the tables of nearest_runs.toml may hold; its head says what each key means."""
+DISAGREE = 1.15
+"""A prediction that differs by more than this factor from all that was reached near it is said to disagree."""
 CLOSE = 4
 """Numbers of devices, and of tokens of a row, within this factor of each other are told as one range."""
 
@@ -100,14 +102,22 @@ def near(
     return sorted(reached, key=lambda group: group.distance)[:count]
 
 
-def told(shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool = False) -> str:
+def told(
+    shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool = False, foretold: float | None = None
+) -> str:
     """One line: `published near this: 40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100, rows of 2,048 tokens)`.
 
-    Further away than a model of 4 times the size, or another family of devices, is not near: then it says so."""
+    Further away than a model of 4 times the size, or another family of devices, is not near: then it says so. Where the
+    MFU that was `foretold` is far from what was reached near it, it says that the two disagree."""
     (nearest,) = near(shape, hardware, n_ranks, 1, eight_bits)
     far = nearest.distance > math.log(4)
     words = "nothing near this is published; nearest" if far else "published near this"
-    return f"{words}{', in fp8' * eight_bits}: {nearest}"
+    reached = [best.mfu for best in nearest.runs]
+    apart = ""
+    if foretold and not far and not min(reached) / DISAGREE <= foretold <= max(reached) * DISAGREE:
+        way = "below" if foretold < min(reached) else "above"
+        apart = f". The prediction, {100 * foretold:.0f}% MFU, is {way} that: trust what was reached"
+    return f"{words}{', in fp8' * eight_bits}: {nearest}{apart}"
 
 
 def family(device: str) -> str:

@@ -18,8 +18,8 @@ For each way: does the batch divide, does the model divide, does it fit the memo
 last rank of the pipeline, which hold most), how long does a step take (predict_step; bubbles by the schedule's law).
 A larger micro-batch holds more, so when one does not fit the larger ones are not tried.
 
-With an adapter (LoRA, QLoRA) the ways are fewer: each device has the whole frozen model, dp = n_ranks, and what is left
-to choose is checkpointing and the micro-batch (labkit.plan.step.adapters).
+With an adapter (LoRA, QLoRA) the ways are fewer: dp = n_ranks, and each device has the whole frozen model or, with
+zero3, 1/n of it; what is left to choose is checkpointing and the micro-batch (labkit.plan.step.adapters).
 
 Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
 arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
@@ -45,11 +45,12 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.cut_attention import CONTEXTS
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
+from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.step.memory import peak_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import predict_step
-from labkit.plan.words import plural
+from labkit.plan.words import nearest, plural
 
 WORDS = 128
 MICRO_ROWS = (1, 2, 4, 8, 16)
@@ -59,6 +60,9 @@ LEAST_TOKENS = 8192
 """Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+EDGE = 0.15
+"""The share of a device's memory, above and below it, within which it is not sure that a plan fits: of five
+published runs four lie so near to what is foretold (labkit.plan.search.compared_with_published)."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Plan:
         """Bytes of the fullest rank by kind, worked out when it is asked for. ValueError where nothing can be run."""
         lay, device = self.layout, self.hardware.device
         if self.adapter is not None:
-            rows = micro_rows(self.recipe, lay)
-            return adapter_memory(self.shape, self.adapter, rows, self.recipe.recompute == "full")
+            rows, shared = micro_rows(self.recipe, lay), lay.size if self.recipe.cuts.weights else 1
+            return adapter_memory(self.shape, self.adapter, rows, self.recipe.recompute == "full", shared)
         breakdowns = [
             predict_memory(self.shape, lay, self.recipe, rank, device)
             for rank in fullest_ranks(self.shape, lay, self.recipe)
@@ -97,6 +101,12 @@ class Plan:
     def kept(self) -> bool:
         """True if this plan can be run, that is, if it was not refused."""
         return not self.refused
+
+    @property
+    def at_edge(self) -> bool:
+        """True if what a rank holds is within EDGE of what a device has, so that it may fit or not."""
+        needs = self.memory.total if self.kept else self.needs_bytes
+        return abs(needs / self.hardware.memory_bytes.value - 1) <= EDGE
 
     @property
     def step_s(self) -> float:
@@ -133,6 +143,10 @@ def plans(
     headroom: float = HEADROOM,
     adapter: str = "",
     rank: int = 16,
+    strategy: str = "",
+    recompute: str = "",
+    n_micro: int | None = None,
+    offload: bool = False,
 ) -> list[Plan]:
     """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
     time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
@@ -141,6 +155,8 @@ def plans(
 
     `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
     bf16 with AdamW.
+
+    `strategy`, `recompute`, `n_micro` and `offload` are tried alone, where they are set (labkit.plan.search.wanted).
 
     ValueError for numbers below 1, unknown presets, a headroom that is not a share, "fp8" on a device without 8-bit
     units, an adapter in another precision or with another optimizer, and a rank that a weight cannot have."""
@@ -154,17 +170,26 @@ def plans(
         if not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if precision not in PRECISIONS or not 0 <= headroom < 1:
-        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}")
+        raise ValueError(
+            f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}; "
+            f"{nearest(precision, PRECISIONS)}"
+        )
+    wanted = Wanted(strategy, recompute, n_micro, offload)
     if precision == "fp8":
         hardware.peak(precision)
     if precision in EMULATED:
         raise ValueError(f"{precision} is emulated, and no speed is known of it: plan with precision='fp8' or 'bf16'")
     words = shape.vocab + -shape.vocab % WORDS if n_ranks > 1 else shape.vocab
     shape = shape.changed(seq=seq or shape.seq, vocab=words, name=shape.name, source=shape.source)
-    search = Search(shape, hardware, headroom, precision)
+    search = Search(shape, hardware, headroom, precision, wanted)
     if adapter:
         if precision != "bf16" or optimizer not in ("adamw", "adam"):
             raise ValueError(f"adapters are planned for bf16 with adamw, got precision={precision!r}, {optimizer!r}")
+        if offload or recompute not in ("", "none", "full"):
+            raise ValueError(
+                f"adapters are planned with recompute='none' or 'full', and nothing offloaded, got "
+                f"recompute={recompute!r}, offload={offload}"
+            )
         return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
     most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
@@ -195,8 +220,10 @@ def divisors(number: int) -> list[int]:
 class Search:
     """Makes the plans of a layout, and asks the cheap questions about each plan first."""
 
-    def __init__(self, shape: ModelShape, hardware: Hardware, headroom: float, precision: str) -> None:
-        self.shape, self.hardware, self.precision = shape, hardware, precision
+    def __init__(
+        self, shape: ModelShape, hardware: Hardware, headroom: float, precision: str, wanted: Wanted | None = None
+    ) -> None:
+        self.shape, self.hardware, self.precision, self.wanted = shape, hardware, precision, wanted or Wanted()
         self.room = hardware.memory_bytes.value * (1 - headroom)
 
     def on(self, layout: Layout, batch: int, optimizer: str) -> Iterator[Plan]:
@@ -206,16 +233,22 @@ class Search:
         if reason:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason)
             return
-        sizes = [rows for rows in MICRO_ROWS if batch // layout.dp % rows == 0]
+        sizes = self.wanted.rows(MICRO_ROWS, batch // layout.dp)
+        if not sizes or not self.wanted.strategies(self.strategies(layout)):
+            reason = f"{self.wanted} cannot be had with {batch // layout.dp} rows on each of dp={layout.dp}"
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason)
+            return
         ways = [replace(base, context=kind) for kind in CONTEXTS] if layout.cp > 1 else [base]
-        for way in [way for way in ways if not self.impossible(layout, way)]:
-            yield from self.by(layout, way, sizes)
+        judged = [plan for way in ways if not self.impossible(layout, way) for plan in self.by(layout, way, sizes)]
+        if not judged and f"{self.wanted}":
+            judged = [Plan(self.shape, self.hardware, layout, base, refused=f"no recipe has {self.wanted} there")]
+        yield from judged
 
     def by(self, layout: Layout, base: Recipe, sizes: list[int]) -> Iterator[Plan]:
         """All plans on one layout whose attention reaches over cp as in `base`, in micro-batches of these rows."""
-        for strategy, shard in self.strategies(layout):
+        for strategy, shard in self.wanted.strategies(self.strategies(layout)):
             for schedule, v in self.schedules(layout):
-                for recompute in AGAIN:
+                for recompute in self.wanted.recomputations(AGAIN):
                     for rows in sizes:
                         plan = self.judge(layout, base, strategy, shard, schedule, v, recompute, rows)
                         if plan is not None:
@@ -224,25 +257,36 @@ class Search:
                             break  # a larger micro-batch holds more
 
     def adapted(self, adapter: Adapter, n_ranks: int, batch: int) -> Iterator[Plan]:
-        """All plans that train an adapter: the frozen model whole on each device."""
+        """All plans that train an adapter: the frozen model whole on each device, or with zero3 cut over all."""
         layout, base = Layout(n_ranks), Recipe(batch_size=batch, precision=self.precision)
         reason = self.impossible(layout, base)
         if reason:
             yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
             return
-        for recompute in ("none", "full"):
-            for rows in [rows for rows in MICRO_ROWS if batch // n_ranks % rows == 0]:
+        pairs = [("ddp", None), ("zero3", None)] if n_ranks > 1 else [("ddp", None)]
+        tried = [strategy for strategy, _ in self.wanted.strategies(pairs)]
+        ways = [(strategy, again, rows) for strategy in tried for again in self.wanted.recomputations(("none", "full"))
+                for rows in self.wanted.rows(MICRO_ROWS, batch // n_ranks)]  # fmt: skip
+        if not ways:
+            reason = f"adapters are planned with ddp and zero3: {self.wanted} cannot be had"
+            yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)
+        too_large = set[tuple[str, str]]()
+        for strategy, recompute, rows in ways:
+            if (strategy, recompute) not in too_large:
                 m = batch // n_ranks // rows
-                recipe = Recipe(batch_size=batch, n_micro=m, recompute=recompute, precision=self.precision)
-                memory = adapter_memory(self.shape, adapter, rows, recompute == "full")
+                recipe = Recipe(strategy, batch_size=batch, n_micro=m, recompute=recompute, precision=self.precision)
+                shared = n_ranks if recipe.cuts.weights else 1
+                memory = adapter_memory(self.shape, adapter, rows, recompute == "full", shared)
                 if memory.total > self.room:
+                    where = f"1/{shared} on each and gathered units" if shared > 1 else "whole on each"
                     reason = (
                         f"{gb(memory.total)} on each device, {gb(self.room)} are there: {gb(memory['parameters'])} "
-                        f"weights, whole on each, {gb(memory['activations'] + memory['other'])} activations"
+                        f"weights, {where}, {gb(memory['activations'] + memory['other'])} activations"
                     )
                     yield Plan(self.shape, self.hardware, layout, recipe, None, 0.0, reason, memory.total, adapter)
-                    break  # a larger micro-batch holds more
-                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recompute == "full", n_ranks)
+                    too_large.add((strategy, recompute))  # a larger micro-batch holds more
+                    continue
+                step = adapter_step(self.shape, adapter, self.hardware, rows, m, recompute == "full", n_ranks, shared)
                 flops = batch * self.shape.seq * adapter.flops_per_token(self.shape)
                 mfu = flops / (step.total * n_ranks * self.hardware.peak(self.precision))
                 yield Plan(self.shape, self.hardware, layout, recipe, step, mfu, adapter=adapter)
@@ -302,6 +346,7 @@ class Search:
                 strategy, schedule, base.batch_size, m, v, recompute=recompute, precision=self.precision,
                 sequence_parallel=layout.tp > 1 and self.shape.seq // layout.cp % layout.tp == 0,
                 optimizer=base.optimizer, shard_ranks=shard, fp8_gathers=in_8_bits, context=base.context,
+                offload=self.wanted.offload,
             )  # fmt: skip
         except ValueError:
             return None

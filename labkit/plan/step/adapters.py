@@ -32,8 +32,14 @@ A step on a GPU (`adapter_memory`, `adapter_step`), with adapters on all linears
               full fine-tuning has 6. A and B: 6 a number, at the rate of very narrow products
     QLoRA     each linear is read in 4 bits and written in 16 before each use: forward, again, backward
 
-Assumed: dequantisation runs at the device's rate of streaming and nothing hides it; several devices have whole copies
-of the frozen weights and sum the adapters' gradients, which nothing hides either; state that is paged out is not there.
+Several devices have whole copies of the frozen weights, or each 1/n of them (zero3, as FSDP shards them):
+
+    holds     1/n of the frozen weights, of adapters, their gradients and state; embedding, last norm and head, which
+              stay gathered; and two blocks, the one at work and the next one. QLoRA gathers in 4 bits
+    sends     each block to all ranks twice a micro-batch, for forward and for backward, beside the computing
+
+Assumed: dequantisation runs at the device's rate of streaming and nothing hides it; nothing hides the sum of the
+adapters' gradients either; state that is paged out is not there.
 
 Sources: Hu et al., arXiv:2106.09685, section 4; Dettmers et al. (QLoRA), arXiv:2305.14314, section 3 (4 bits and a
 scale of 0.127 bits a weight).
@@ -42,12 +48,13 @@ scale of 0.127 bits a weight).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.checks import is_whole
 from labkit.plan.laws.optimizers import STATE_BYTES
+from labkit.plan.laws.strategy import beside
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.layers import layer as table
 from labkit.plan.model.setting import Setting
@@ -205,8 +212,26 @@ class Adapter:
         return weights * 4 / 6 + flops["attention"] + 6 * self.numel(shape)
 
 
-def adapter_memory(shape: ModelShape, adapter: Adapter, rows: int = 1, checkpointing: bool = False) -> Breakdown:
-    """Bytes at the highest moment of a step with `rows` rows of a micro-batch, by kind, in bf16 with AdamW.
+def block_bytes(shape: ModelShape, adapter: Adapter) -> float:
+    """Bytes of one block's frozen weights."""
+    inside = sum(inputs * outputs for inputs, outputs in linears(shape).values())
+    rest = shape.rest_of_block - inside
+    return FROZEN_BYTES[KINDS[adapter.kind]] * inside + 2 * rest
+
+
+def gathered_bytes(shape: ModelShape, adapter: Adapter, shared: int) -> float:
+    """Bytes of frozen weights that a rank has gathered, beside its own 1/shared; 0 where each has all."""
+    if shared == 1:
+        return 0.0
+    ends = shape.n_params - shape.n_layer * shape.rest_of_block
+    return (2 * ends + min(2, shape.n_layer) * block_bytes(shape, adapter)) * (1 - 1 / shared)
+
+
+def adapter_memory(
+    shape: ModelShape, adapter: Adapter, rows: int = 1, checkpointing: bool = False, shared: int = 1
+) -> Breakdown:
+    """Bytes at the highest moment of a step with `rows` rows of a micro-batch, by kind, in bf16 with AdamW; `shared`
+    devices have the frozen weights between them.
 
     That moment is the loss, or the backward of the last block. ValueError for a rank that a weight cannot have."""
     state = lora_memory(shape, LINEARS, adapter.rank, 1, KINDS[adapter.kind])
@@ -226,9 +251,16 @@ def adapter_memory(shape: ModelShape, adapter: Adapter, rows: int = 1, checkpoin
     when = max(moments, key=lambda moment: sum(moments[moment]))
     kept = "the input of each block, and of one all" if checkpointing else "what all layers keep for backward"
     names = ("parameters", "gradients", "optimizer")
+    gathered = {"parameters": gathered_bytes(shape, adapter, shared)}
+    words = f", over {shared}" * (shared > 1)
+    held = [
+        replace(item, value=item.value / shared + gathered.get(item.name, 0.0), formula=item.formula + words
+                + " + gathered units" * (shared > 1 and item.name in gathered))
+        for item in map(state.item, names)
+    ]  # fmt: skip
     rest = (("activations", kept), ("other", "gradients of activations" + ", one linear in bf16" * (unpacked > 0)))
     return Breakdown([
-        *(state.item(name) for name in names),
+        *held,
         *(
             Item(name, n_bytes, "B", f"{formula}; at the peak: {when}", "labkit.plan.model.layers")
             for (name, formula), n_bytes in zip(rest, moments[when], strict=True)
@@ -244,8 +276,10 @@ def adapter_step(
     n_micro: int = 1,
     checkpointing: bool = False,
     n_ranks: int = 1,
+    shared: int = 1,
 ) -> Breakdown:
-    """Seconds of a step of `n_micro` micro-batches of `rows` rows on each of `n_ranks` devices.
+    """Seconds of a step of `n_micro` micro-batches of `rows` rows on each of `n_ranks` devices, of which `shared` have
+    the frozen weights between them.
 
     The names are those of `predict_step`, and "dequantise". ValueError for a rank that a weight cannot have."""
     setting = Setting(rows, shape.seq, way="half", recompute="full" if checkpointing else "none")
@@ -259,7 +293,16 @@ def adapter_step(
         compute += forwards * cost.forward + backwards * cost.backward
         unpacking += (forwards + backwards) * bench.unpacking
         host += forwards * max(0.0, cost.host - cost.forward) + backwards * max(0.0, cost.host - cost.backward)
-    dp = hardware.collective_s("all_reduce", n_ranks, 1, 4 * a)
+    dp, hidden, sums = (
+        hardware.collective_s("all_reduce", n_ranks, 1, 4 * a),
+        0.0,
+        f"all_reduce of 4 a = {4 * a:,} bytes",
+    )
+    if shared > 1:
+        block = hardware.collective_s("all_gather", shared, 1, block_bytes(shape, adapter))
+        talk = 2 * n_micro * shape.n_layer * block
+        dp, hidden = dp + talk, talk - beside(hardware, talk, compute)
+        sums += f", and each block's weights gathered {2 * n_micro} times"
     needs = f"{adapter.flops_per_token(shape):,.0f} flops a token, 4 a frozen weight, {rows} rows x {n_micro}"
     parts = [
         ("compute", compute, f"{needs}{', blocks twice forward' * checkpointing}", "labkit.plan.step.compute_time"),
@@ -272,8 +315,8 @@ def adapter_step(
         ),
         ("tp", 0.0, "one rank has all of a layer", LORA),
         ("pp", 0.0, "one rank has all layers", LORA),
-        ("dp", dp, f"all_reduce of 4 a = {4 * a:,} bytes over {n_ranks}", LORA),
-        ("overlap", 0.0, "nothing is assumed to hide it", LORA),
+        ("dp", dp, f"{sums} over {n_ranks}", LORA),
+        ("overlap", -hidden, "gathered while computing" if hidden else "nothing is assumed to hide it", LORA),
         ("bubble", 0.0, "no pipeline", LORA),
         ("optimizer", a * STATE_BYTES / hardware.reachable_bytes_per_s, f"AdamW of a = {a:,} numbers", LORA),
     ]

@@ -171,14 +171,19 @@ class OpSeconds:
             self.linears(f, (d,))
         wide = a + s.n_head // tp * s.rope_width // 2  # the mean of queries' and values' widths
         moved = self.narrow * t * (2 * wide + 2 * k)
-        seen = self.setting.seq * self.setting.cp  # the whole row, also where a rank has a part of it
+        seen = s.looked_at(self.setting.seq * self.setting.cp)  # of the whole row, also where a rank has a part of it
         self.op(2.0 * t * seen * wide / (self.practice.attention if s.fused_attention else 0.5), moved, 2)
         if not s.fused_attention:  # scores written, masked, their softmax taken, and read again
             self.moves(6 * self.narrow * t * seen * (s.n_head // tp), 1.5)
         if s.position == "rotary":
             self.moves(4 * max(4, self.narrow) * t * (a + k))
-        for _ in range(2):
+        if s.qk_norm:
+            self.moves(2 * self.narrow * t * (a + k), rerun=True)
+        for _ in range(s.norms - 2):
             self.moves(2 * self.wide * self.outside * d, rerun=True)
+        for number in range(2):
+            if number < s.norms:
+                self.moves(2 * self.wide * self.outside * d, rerun=True)
             self.moves(3 * self.wide * self.outside * d, 0.5)
         if not self.mixed:
             self.moves((5 if s.gated else 2) * self.narrow * t * f, rerun=True)

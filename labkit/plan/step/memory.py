@@ -325,7 +325,7 @@ def formulas(rank: Rank) -> dict[str, str]:
     routed = ""
     share = "/n" if n > 1 else ""
     law, by_matrix = r.steps_by, r.steps_by.by_matrix
-    state = f"{(law.tensors + r.has_masters) * r.state_bytes} N{share * r.cuts.state}"
+    state = f"{law.state_words(r.state_bytes, r.has_masters)} N{share * r.cuts.state}"
     if by_matrix and law.elementwise > by_matrix.elements:
         rest = sum(size for group, size in rank.owned() if not group.by_matrix)
         wider = (law.elementwise - by_matrix.elements) * r.state_bytes

@@ -149,7 +149,7 @@ class Rank:
         gradients = 0 if r.cuts.state else self.numel * r.gradient_bytes
         law, state = r.steps_by, sum(step.kept for step in self.matrix_steps())
         for kind, size in owned:
-            state += size * r.state_bytes * law.beside(kind.by_matrix) + 4 * (law.adam and not kind.by_matrix)
+            state += law.beside_bytes(size, r.state_bytes, kind.by_matrix) + 4 * (law.adam and not kind.by_matrix)
         masters, histories = stepped * r.state_bytes, self.remembered()
         if of_linear := HISTORY_BYTES.get(r.units):
             histories += of_linear * sum(self.linears(*pair) for stage in self.stages for pair in stage.weights)
@@ -261,7 +261,8 @@ class Rank:
         steps = self.matrix_steps() if law and law.keeps else []
         owned = self.parameters.shared if r.cuts.state else numel
         away = r.offload and self.device != "cpu"
-        state = 0 if away else owned * r.state_bytes * (states + 2 * r.offload + r.has_masters)
+        beside = r.steps_by.beside_bytes(owned, r.state_bytes, True)
+        state = 0 if away else beside + owned * r.state_bytes * (2 * r.offload + r.has_masters)
         shard = owned * (r.gathered_bytes if r.offload else w)
         state += sum(step.kept for step in steps)
         least = (shard if r.cuts.weights else numel * w) + state

@@ -44,7 +44,7 @@ from labkit.plan.job.stages import (
     stages_by_kind,
     state_params,
 )  # fmt: skip
-from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, pipeline, tensor
+from labkit.plan.laws import context_time, data_parallel, expert_tensor, experts, offload, pipeline, tensor
 from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
 from labkit.plan.laws.strategy import ConcurrentWork, ReducedParameters
@@ -201,6 +201,8 @@ class StepTime:
             share, same = (state.share if is_cut else 1 for state in (self.states[0], self.states[-1]))
             tp, n_experts = self.layout.tp, self.shape.n_expert // self.layout.ep
             flops = busiest_flops(by_matrix, self.shape, blocks, share * tp, n_experts, same * tp)
+        if recipe.offload and self.hardware.device != "cpu":
+            return offload.step_s(recipe, owned, STATE_BYTES * recipe.steps_by.passes)
         return recipe.steps_by.step_s(self.hardware, owned, recipe.state_bytes, flops)
 
     def breakdown(self) -> Breakdown:
