@@ -1,4 +1,4 @@
-"""Whether a machine has had cores enough for the ranks that run on it: asked now and then, from outside of them."""
+"""The seconds in which ranks were ready to run and had no core: asked now and then, from outside of them."""
 
 from __future__ import annotations
 

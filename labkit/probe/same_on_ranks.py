@@ -1,4 +1,4 @@
-"""What one rank notes of the things that ought to be the same on others: weights, gradients, norms, counts, dice.
+"""Notes of one rank, of all that ought to be the same on others: weights, gradients, norms, counts, random numbers.
 
     backward 1 | step 1 | backward 2 | step 2 | backward 3 | step 3 | ...                | end
                ^ before the first     ^ after step 1        ^ after step 2                ^ after the last
