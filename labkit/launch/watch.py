@@ -109,7 +109,7 @@ class Watch(Steps):
 
 def delayed(stances: Sequence[Whereabouts], longer_s: float) -> tuple[list[Whereabouts], list[Whereabouts]]:
     """The ranks that have waited for `longer_s` seconds, and those that still run of whom the first of these waits."""
-    waiting = [stance for stance in stances if stance.state == "waiting" and stance.seconds > longer_s]
+    waiting = [stance for stance in stances if stance.state == "waiting" and (stance.seconds or 0.0) > longer_s]
     waiting = [stance for stance in waiting if stance.waits_for]
     awaited = waiting[0].waits_for if waiting else ()
     return waiting, [stances[rank] for rank in awaited if stances[rank].state == "running"]
