@@ -146,6 +146,16 @@ class Message(NamedTuple):
     caller: Frame
 
 
+class GroupMade(NamedTuple):
+    """A call of `new_group`: the ranks that the group is to have, () for all; when it began (`time.monotonic`), and
+    whether it is over."""
+
+    ranks: tuple[int, ...]
+    began: float
+    over: bool
+    caller: Frame
+
+
 class Dump(NamedTuple):
     """All that one rank's recorder kept. `members` has the ranks of groups where the dump lists them; `last` the
     number of collectives that the rank has called in each group, also of those that are no longer kept. `complete`

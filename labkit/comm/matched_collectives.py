@@ -19,6 +19,8 @@ from labkit.comm.dumps import Dump, Record
 
 UNEVEN = frozenset(("gather", "scatter", "all_to_all", "barrier", "all_gather_v", "reduce_scatter_v", "send", "recv"))
 """Verbs in which ranks may bring tensors of different sizes."""
+ROOTED = frozenset(("broadcast", "reduce", "scatter", "gather"))
+"""Verbs with a root, which no record keeps."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from labkit.comm.dump_folder import DumpFolder
 from labkit.comm.dumps import Dump, Record
-from labkit.comm.matched_collectives import Meeting, meetings, members_of, told, unmet
+from labkit.comm.matched_collectives import ROOTED, Meeting, meetings, members_of, told, unmet
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts, diagnose, lines, name_ranks
 from labkit.launch.postmortem import call_of, in_collective, place_of
 
@@ -27,8 +27,6 @@ MISMATCH, CIRCLE, ABSENT, MISSING, UNFINISHED, MOVING, QUIET = (
     "mismatch", "circle", "absent", "missing", "unfinished", "moving", "quiet",
 )  # fmt: skip
 STATES = (MISMATCH, CIRCLE, ABSENT, MISSING, UNFINISHED, MOVING, QUIET)
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
-"""Verbs with a root, which no record keeps."""
 LISTED = 4
 """So many collectives of one kind are told one by one."""
 

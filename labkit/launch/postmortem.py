@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.dumps import Dump, Message, Record
-from labkit.comm.matched_collectives import Meeting, meetings, members_of, told, unmet
+from labkit.comm.dumps import Dump, GroupMade, Message, Record
+from labkit.comm.matched_collectives import ROOTED, Meeting, meetings, members_of, told, unmet
 from labkit.launch.blackbox import Position
 from labkit.launch.hang_diagnosis import Whereabouts, name_ranks
 
@@ -23,7 +23,8 @@ MEETING_CALLS = ("init_process_group", "new_group", "monitored_barrier", "split_
 
 
 class Stand(NamedTuple):
-    """What is known of a rank of a script that runs: `state` as in Whereabouts, `still` if its main thread sleeps."""
+    """What is known of a rank of a script that runs: `state` as in Whereabouts, `still` if its main thread sleeps;
+    `made` are its calls of new_group."""
 
     rank: int
     state: str
@@ -32,6 +33,7 @@ class Stand(NamedTuple):
     position: Position | None = None
     messages: tuple[Message, ...] = ()
     dump: Dump | None = None
+    made: tuple[GroupMade, ...] = ()
 
 
 def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now: float) -> list[Whereabouts]:
@@ -57,10 +59,27 @@ def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now
         elif stand.position is not None and stand.position.torch_call in MEETING_CALLS and stand.still:
             call = stand.position.torch_call
             others = tuple(sorted({s.rank for s in stands} - together[call]))
-            out.append(Whereabouts(stand.rank, "waiting", call, verb=call, axis=call, waits_for=others, **place))
+            making = [made for made in stand.made if not made.over and call == "new_group"]
+            seconds = max(0.0, now - making[-1].began) if making else None
+            out.append(
+                Whereabouts(
+                    stand.rank, "waiting", call, seconds=seconds, verb=call, axis=call, waits_for=others, **place
+                )
+            )
         else:
             out.append(Whereabouts(stand.rank, "running", **place))
     return out
+
+
+def stalled(stances: Sequence[Whereabouts]) -> str:
+    """A sentence for ranks that are all in one collective and wait for nobody; "" for any others."""
+    calls = {(stance.call, stance.verb) for stance in stances if stance.state == "waiting" and not stance.waits_for}
+    if len(calls) != 1 or any(stance.state != "waiting" or stance.waits_for for stance in stances):
+        return ""
+    ((call, verb),) = calls
+    places = ", ".join(sorted({stance.place for stance in stances if stance.place}))
+    root = f" No record keeps the root of a {verb}: see that all ranks name the same." if verb in ROOTED else ""
+    return f"All ranks have come to {call}{f' ({places})' if places else ''}, and it is over on none.{root}"
 
 
 def reasons(dumps: Sequence[Dump]) -> list[str]:

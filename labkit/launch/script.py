@@ -28,14 +28,15 @@ from typing import Any
 
 import psutil
 
-from labkit.comm.dumps import Dump, Frame, Message, load, read
+from labkit.comm.dumps import Dump, Frame, GroupMade, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
 from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import Position
 from labkit.launch.device_choice import choose
-from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
+from labkit.launch.partings import parting_of_groups, parting_of_reduce
+from labkit.launch.postmortem import Stand, missed, reasons, stalled, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
 from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
@@ -143,6 +144,7 @@ class Watched(Watch):
         self.ended: dict[int, Ended] = {}
         self.seen: dict[int, Any] = {}
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
+        self.made: dict[int, tuple[GroupMade, ...]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
         self.port: int | None = None
@@ -226,13 +228,15 @@ class Watched(Watch):
             elif event.kind == "fetched":
                 self._add(event.rank, event.frames[0], event.what[0])
             elif event.kind == "where":
-                position, messages, members, whole = event.what
+                position, messages, members, made, whole = event.what
+                self.made[event.rank] = tuple(made)
                 dump = self._dump(event.rank, event.frames[0], members, after=-1)
                 if whole and dump is not None:
                     self.tally.add(dump)
                 self.positions[event.rank] = position, messages, dump
             elif event.kind == "over":
-                code, failure, seen, messages, members = event.what
+                code, failure, seen, messages, members, made = event.what
+                self.made[event.rank] = tuple(made)
                 self.over[event.rank], self.over_at[event.rank] = (code, failure), time.monotonic()
                 if seen is not None:
                     self.seen[event.rank] = seen
@@ -292,9 +296,10 @@ class Watched(Watch):
             self.autopsy = hang_diagnosis.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
             self.found_s = now - self.life_at
         elif self.silent(now):
+            together = stalled([self.stances[rank] for rank in self.pending])
             self.reason = (
-                f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. If this is "
-                "honest work, give it a longer --timeout."
+                f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. "
+                f"{together or 'If this is honest work, give it a longer --timeout.'}"
             )
             self.autopsy = hang_diagnosis.Autopsy(self.reason, self.stances, tuple(self.pending))
         else:
@@ -319,7 +324,8 @@ class Watched(Watch):
                 state, detail = "dead", str(self.ended[rank])
             position, messages, dump = self.positions.get(rank, (None, [], None))
             still = self.still[rank] > 1 or self.failed_at is not None
-            stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump))
+            made = self.made.get(rank, ())
+            stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump, made))
         return whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic())
 
     def _straggler(self) -> None:
@@ -335,13 +341,21 @@ class Watched(Watch):
         failures = {rank: failure for rank, (_, failure) in self.over.items() if failure is not None}
         if self.reason is not None:
             autopsy = self.autopsy or hang_diagnosis.Autopsy(self.reason, self.stances, ())
-            return WorkerError(culprit(autopsy, 0), self.reason, failures, autopsy)
+            return WorkerError(culprit(autopsy, 0), self._with_parting(self.reason), failures, autopsy)
         rank, reason = self._root(failures)
         if rank is None:
             return None
+        if rank not in failures or failures[rank].collateral:  # else its own exception is the cause
+            reason = self._with_parting(reason)
         own = {rank: failures[rank]} if rank in failures else {}
         others = {r: f for r, f in failures.items() if r != rank}
         return WorkerError(rank, reason, {**others, **own}, hang_diagnosis.Autopsy(reason, self.stances, ()))
+
+    def _with_parting(self, reason: str) -> str:
+        """The reason, and the first thing that ranks have done differently before it, if that is known."""
+        parting = parting_of_groups(self.made, self.n_ranks) or parting_of_reduce(self._dumps())
+        end = "" if not parting or reason.endswith(".") else "."
+        return f"{reason}{end} {parting}".rstrip()
 
     def _root(self, failures: dict[int, Failure]) -> tuple[int | None, str]:
         own = [rank for rank, failure in failures.items() if not failure.collateral]

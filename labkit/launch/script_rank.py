@@ -69,7 +69,8 @@ def main(spec: RankSpec) -> None:
         seen = {"unseen": f"{type(error).__name__}: {error}"}
     messages = [(verb, frame, n, overheard.bytes[verb, frame]) for (verb, frame), n in overheard.calls.items()]
     dump = flight.raw()
-    channel.send_multipart([pickle.dumps(("over", code, failure, seen, messages, overheard.members())), dump])
+    end = ("over", code, failure, seen, messages, overheard.members(), overheard.made)
+    channel.send_multipart([pickle.dumps(end), dump])
     channel.poll(int(ACKNOWLEDGED_S * 1e3))  # who leaves before this has arrived is taken for dead
     channel.close(linger=0)
     _leave(code)
@@ -139,7 +140,8 @@ class Control:
             stands = unblock.position(self.main_thread)
         except Exception:  # frames change while they are looked at; the next question will do
             stands = None
-        head = pickle.dumps(("where", stands, self.overheard.under_way(), self.overheard.members(), whole))
+        overheard = self.overheard
+        head = pickle.dumps(("where", stands, overheard.under_way(), overheard.members(), overheard.made, whole))
         return [head, flight.raw(active=not whole)]
 
     def _fetch(self, channel: zmq.Socket) -> float:
