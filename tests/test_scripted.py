@@ -327,7 +327,8 @@ def test_a_group_that_one_rank_has_made_alone_is_told_as_the_parting_before_the_
     assert report.first[0].startswith("Deadlock: rank 0 in new_group waits for")
     assert "new_group, which was called: rank 0 twice; ranks 1 and 2 once" in report.first[0]
     assert "call 1: rank 0 for [0] at own_group.py:5; rank 1 for [0, 1, 2] at own_group.py:6" in report.first[0]
-    (waits,) = [stance for stance in report.run.autopsy.ranks if stance.verb == "new_group"]
+    waits = report.run.autopsy.ranks[0]
+    assert (waits.verb, waits.waits_for) == ("new_group", (1, 2))
     assert waits.seconds > 1
 
 

@@ -51,7 +51,8 @@ class Overheard:
             setattr(where, name, heard)
             setattr(dist, name, heard)
         new_group = self._noting_groups(where.new_group)
-        for module in (where, dist, dist.device_mesh):  # which has imported it by its name
+        modules: tuple[Any, ...] = (where, dist, dist.device_mesh)  # the last has imported it by its name
+        for module in modules:
             if hasattr(module, "new_group"):
                 module.new_group = new_group
         destroy = where.destroy_process_group

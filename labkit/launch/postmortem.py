@@ -39,10 +39,10 @@ class Stand(NamedTuple):
 def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now: float) -> list[Whereabouts]:
     """The whereabouts of every rank. `dumps` has the last records of all; times are of the ranks' clock and ours."""
     met = {(meeting.group, meeting.seq): meeting for meeting in meetings(dumps)}
-    together: dict[str, set[int]] = {}
+    together: dict[tuple[Any, ...], set[int]] = {}
     for stand in stands:
         if stand.position is not None and stand.position.torch_call in MEETING_CALLS:
-            together.setdefault(stand.position.torch_call, set()).add(stand.rank)
+            together.setdefault(_meeting_call(stand, len(stands))[0], set()).add(stand.rank)
     out = []
     for stand in stands:
         place: dict[str, Any] = {}
@@ -58,9 +58,9 @@ def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now
             out.append(_in_message(stand, now, place))
         elif stand.position is not None and stand.position.torch_call in MEETING_CALLS and stand.still:
             call = stand.position.torch_call
-            others = tuple(sorted({s.rank for s in stands} - together[call]))
-            making = [made for made in stand.made if not made.over and call == "new_group"]
-            seconds = max(0.0, now - making[-1].began) if making else None
+            key, members, began = _meeting_call(stand, len(stands))
+            others = tuple(sorted(members - together[key]))
+            seconds = None if began is None else max(0.0, now - began)
             out.append(
                 Whereabouts(
                     stand.rank, "waiting", call, seconds=seconds, verb=call, axis=call, waits_for=others, **place
@@ -122,6 +122,18 @@ def in_collective(
         waits_for=tuple(sorted({*absent, *behind} - {rank})), verb=record.called, axis=record.name, seq=record.seq,
         **(place or place_of(record)),
     )  # fmt: skip
+
+
+def _meeting_call(stand: Stand, n_ranks: int) -> tuple[tuple[Any, ...], set[int], float | None]:
+    """The call of MEETING_CALLS in which a rank stands: what ranks that meet in it have in common, who has to come,
+    and when it began. Calls of new_group meet under their number: a rank that has called it once more meets nobody."""
+    assert stand.position is not None
+    call, everybody = stand.position.torch_call, set(range(n_ranks))
+    if call == "new_group" and stand.made and not stand.made[-1].over:
+        making = stand.made[-1]
+        members = set(making.ranks) or everybody
+        return (call, len(stand.made), *sorted(members)), members, making.began
+    return (call,), everybody, None
 
 
 def _in_message(stand: Stand, now: float, place: dict[str, Any]) -> Whereabouts:

@@ -35,6 +35,7 @@ from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import Position
 from labkit.launch.device_choice import choose
+from labkit.launch.long_messages import HEADLINE, brief
 from labkit.launch.partings import parting_of_groups, parting_of_reduce
 from labkit.launch.postmortem import Stand, missed, reasons, stalled, whereabouts
 from labkit.launch.rank_processes import Event, RankProcesses
@@ -365,8 +366,8 @@ class Watched(Watch):
             failure = failures[own[0]]
             same = same_failure(own, failures)
             starved = "ran out of memory: " if _of_memory(failure) else ""
-            first = failure.message.splitlines()[0] if failure.message else ""
-            return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {first}"
+            what = failure.cause or brief(failure.message, HEADLINE)
+            return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {what}"
         if killed:
             because = "".join(f": {reason}" for reason in reasons(self._dumps())[:1])
             return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from labkit.comm.dumps import Dump, Frame, GroupMade, Record
+from labkit.launch.blackbox import Position
 from labkit.launch.hang_diagnosis import Whereabouts
 from labkit.launch.partings import parting_of_groups, parting_of_reduce
-from labkit.launch.postmortem import stalled
+from labkit.launch.postmortem import Stand, stalled, whereabouts
 
 
 def made(*groups):
@@ -27,6 +28,24 @@ def test_ranks_that_have_only_come_less_far_have_not_parted():
     rows = made((3, (0, 1)), (4, (2, 3)))
     assert parting_of_groups({0: rows, 1: rows[:1], 2: (), 3: rows}, 4) == ""
     assert parting_of_groups({}, 4) == ""
+
+
+def test_ranks_that_are_all_in_new_group_meet_only_under_its_number_and_wait_only_for_members():
+    """Would catch a deadlock in which everybody is in new_group, but not in the same, told as a meeting; and a rank
+    that makes a group of others' and is waited for."""
+
+    def stand(rank, *groups):
+        calls = (*made(*groups[:-1]), GroupMade(groups[-1][1], 5.0, False, Frame("main", "train.py", 9)))
+        at = Position("train.py", 9, "main", "", "new_group", None, ())
+        return Stand(rank, "running", still=True, position=at, made=calls)
+
+    everybody = (0, 1, 2)
+    alone = [stand(0, (3, (0,)), (4, everybody)), stand(1, (4, ())), stand(2, (4, everybody))]
+    seen = whereabouts(alone, [], 0, 7.0)
+    assert [stance.waits_for for stance in seen] == [(1, 2), (0,), (0,)]
+    assert [stance.seconds for stance in seen] == [2.0, 2.0, 2.0]
+    others = [stand(0, (3, (1, 2)), (4, everybody)), stand(1, (3, (1, 2))), stand(2, (3, (1, 2)))]
+    assert [stance.waits_for for stance in whereabouts(others, [], 0, 7.0)] == [(1, 2), (), ()]
 
 
 EARLY = """
