@@ -44,12 +44,7 @@ class Failure(NamedTuple):
     def __str__(self) -> str:
         if self.collateral:
             return f"lost its connections{' in ' + self.last_call if self.last_call else ''}"
-        return f"raised {self.kind}: {self.brief}"
-
-    @property
-    def brief(self) -> str:
-        """The cause where it is known, else the first line of the message, and of a long one its first sentence."""
-        return self.cause or brief(self.message)
+        return f"raised {self.kind}: {brief(self.message)}"
 
     def exception(self) -> BaseException | None:
         """The exception itself, if it survives the journey."""
