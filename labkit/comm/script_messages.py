@@ -123,7 +123,7 @@ class Overheard:
         return call
 
     def _begin(self, verb: str, peer: int | None, tag: int, tensor: Any) -> int:
-        caller = _caller(3)
+        caller = _caller()
         with self._lock:
             self._last += 1
             self.calls[verb, caller] += 1
@@ -141,7 +141,7 @@ def _global(peer: Any, in_group: Any, group: Any) -> int | None:
     return peer if isinstance(peer, int) else None
 
 
-def _caller(depth: int) -> Frame:
+def _caller(depth: int = 3) -> Frame:
     frame = sys._getframe(depth)
     first = Frame.of(frame)
     while frame is not None:
