@@ -85,10 +85,10 @@ class Overheard:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind_partial(*args, **kwargs).arguments
-            if given.get("use_local_synchronization"):
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+            if arguments.get("use_local_synchronization"):
                 return original(*args, **kwargs)
-            ranks = given.get("ranks")
+            ranks = arguments.get("ranks")
             made = GroupMade(() if ranks is None else tuple(ranks), time.monotonic(), False, _caller(2))
             self.made.append(made)
             place = len(self.made) - 1
