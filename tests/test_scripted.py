@@ -308,6 +308,30 @@ def test_a_script_that_fails_is_explained_root_cause_first_with_its_line(name, n
         assert re.match(r"Rank 1 held [\d,]+ B in tensors, most of it activations", report.first[1])
 
 
+OWN_GROUP = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.new_group([0])
+metrics = dist.new_group([0, 1, 2])
+dist.all_reduce(torch.ones(2))
+"""
+
+
+@pytest.mark.faults
+def test_a_group_that_one_rank_has_made_alone_is_told_as_the_parting_before_the_deadlock(tmp_path, capfd):
+    """Would catch a deadlock that is told without its cause, the line above it, and a wait of seconds told as 0.0 s."""
+    file = tmp_path / "own_group.py"
+    file.write_text(OWN_GROUP)
+    report = script(file, 3, watch=False)
+    assert report.first[0].startswith("Deadlock: rank 0 in new_group waits for")
+    assert "new_group, which was called: rank 0 twice; ranks 1 and 2 once" in report.first[0]
+    assert "call 1: rank 0 for [0] at own_group.py:5; rank 1 for [0, 1, 2] at own_group.py:6" in report.first[0]
+    waits = report.run.autopsy.ranks[0]
+    assert (waits.verb, waits.waits_for) == ("new_group", (1, 2))
+    assert waits.seconds > 1
+
+
 @pytest.mark.faults
 def test_a_slow_rank_is_named_by_the_seconds_that_the_others_wait_for_it(capfd):
     """Would catch a page that calls the wire slow where one rank is."""

@@ -16,28 +16,30 @@ def add_to(app: typer.Typer) -> None:
 
 
 def autopsy(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Flight-recorder dumps, a file for each rank.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Flight-recorder dumps, a file for each rank, and logs.")
+    ],
     picture: Annotated[Path | None, typer.Option(help="Write who waits for whom there, as SVG.")] = None,
     to: Json = None,
 ) -> None:
     """Say who waits for whom in dumps of torch's flight recorder, NCCL or gloo.
 
-    In which collective, at which line, who never came, and which sizes, dtypes or orders differ. Fails if something is
-    wrong."""
-    from labkit.comm.dumps import read_folder
-    from labkit.launch.postmortem import autopsy_of, words
+    In which collective, at which line, who never came, whose dump is missing, and which sizes, dtypes or orders differ.
+    Folders by node and logs beside the dumps are read, too. Fails if something is wrong."""
+    from labkit.comm.dump_folder import read_folder
+    from labkit.launch.dump_verdict import verdict_of
     from labkit.view.autopsy import autopsy as drawn
 
-    dumps = read_folder(folder)
-    report = autopsy_of(dumps)
+    verdict = verdict_of(read_folder(folder))
     with words_beside(to):
-        print(words(report, dumps))
+        print(verdict.words())
     if picture is not None:
-        picture.write_text(str(drawn(report)), encoding="utf-8")
+        picture.write_text(str(drawn(verdict.autopsy)), encoding="utf-8")
 
     def data() -> dict[str, Any]:
-        ranks = [stance.__dict__ for stance in report.ranks]
-        return {"headline": report.headline, "stuck": report.stuck, "waits": report.waits, "ranks": ranks}
+        ranks = [stance.__dict__ for stance in verdict.ranks]
+        verdict_data = {"state": verdict.state, "headline": verdict.headline, "stuck": verdict.stuck}
+        return {**verdict_data, "waits": verdict.autopsy.waits, "ranks": ranks}
 
     write(to, data)
-    raise typer.Exit(1 if report.stuck or report.headline.startswith(("Hang", "Mismatch")) else 0)
+    raise typer.Exit(0 if verdict.well else 1)

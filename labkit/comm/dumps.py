@@ -4,6 +4,9 @@
     entry     {"process_group": ("0", "default_pg"), "collective_seq_id": 7, "profiling_name": "gloo:all_reduce",
                "input_sizes": [[64, 10]], "input_dtypes": ["Float"], "retired": False, "frames": [...], ...}
 
+`process_group` begins with the name of the group, which all ranks share. `pg_status` has no names: its keys count the
+groups that this process has made, so "1" is another group on rank 3 than on rank 0, and entries (`pg_id`) translate.
+
 NCCL and gloo write the same form. What differs: gloo's `state` stays "scheduled", so `retired` says what is in flight;
 gloo records no messages and lists no members of groups; the JSON form has no frames and writes the group as a list.
 
@@ -19,7 +22,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
@@ -45,7 +48,8 @@ VERBS = MappingProxyType(
 )  # fmt: skip
 """Names that torch gives to the same collective."""
 
-_FILE = re.compile(r"rank_?(\d+)(?:\.(?:json|pkl|pickle))?$|_(\d+)(?:\.(?:json|pkl|pickle))?$")
+_PEER = re.compile(r"(?:->|<-)(\d+)$")
+"""The other side of a message in the name of its record: `nccl:send 0->1`, `nccl:recv 1<-0`."""
 _BETWEEN = ("labkit/probe/", "torch/_ops.py", "torch/utils/_python_dispatch.py")
 """Files that stand between a call and its recorder while operators are listened to."""
 
@@ -73,7 +77,8 @@ class Record(NamedTuple):
     """One collective, or message, of one rank, as its recorder kept it.
 
     `seq` counts the collectives of a group from 1; `sizes` and `out_sizes` are shapes; `retired` means that it is over;
-    `created_ns` is the rank's own clock."""
+    `created_ns` is the rank's own clock; `backend` is "nccl" or "gloo"; `peer` is the other side of a message, as a
+    rank of the group."""
 
     number: int
     group: str
@@ -88,6 +93,8 @@ class Record(NamedTuple):
     frames: tuple[Frame, ...] = ()
     p2p: bool = False
     state: str = ""
+    backend: str = ""
+    peer: int | None = None
 
     @property
     def called(self) -> str:
@@ -139,19 +146,36 @@ class Message(NamedTuple):
     caller: Frame
 
 
+class GroupMade(NamedTuple):
+    """A call of `new_group`: the ranks that the group is to have, () for all; when it began (`time.monotonic`), and
+    whether it is over."""
+
+    ranks: tuple[int, ...]
+    began: float
+    over: bool
+    caller: Frame
+
+
 class Dump(NamedTuple):
     """All that one rank's recorder kept. `members` has the ranks of groups where the dump lists them; `last` the
-    number of collectives that the rank has called in each group, also of those that are no longer kept."""
+    number of collectives that the rank has called in each group, also of those that are no longer kept. `complete`
+    says that no record was overwritten or left out."""
 
     rank: int
     records: tuple[Record, ...]
     members: Mapping[str, tuple[int, ...]]
     last: Mapping[str, int]
+    complete: bool = True
 
     @property
     def flying(self) -> tuple[Record, ...]:
         """Records that are in flight, oldest first."""
         return tuple(record for record in self.records if not record.retired)
+
+    def called(self, group: str) -> int | None:
+        """The number of collectives that the rank has called in a group; None where the dump does not tell, because
+        older records have been overwritten."""
+        return self.last.get(group, 0 if self.complete else None)
 
 
 def load(data: bytes) -> Any:
@@ -189,45 +213,45 @@ def read(
         where = shown_by(frame.get("filename", "") for entry in entries for frame in entry.get("frames") or ())
     fresh = (_record(entry, where) for entry in entries if _number(entry) > after)
     records = tuple(sorted(fresh, key=lambda record: record.number))
-    last: dict[str, int] = {}
-    for name, status in (content.get("pg_status") or {}).items():
-        last[str(name)] = int(status.get("last_enqueued_collective", 0))
+    counts = {
+        str(number): int(status.get("last_enqueued_collective", 0))
+        for number, status in (content.get("pg_status") or {}).items()
+    }
+    names = _names(entries, sorted(counts), tuple(members or ()), [g for g, ranks in groups.items() if rank in ranks])
+    last = {names[number]: count for number, count in counts.items() if number in names}
     for record in records:
         if not record.p2p:
             last[record.group] = max(last.get(record.group, 0), record.seq)
-    return Dump(rank, records, groups, last)
+    n_kept = sum(not entry.get("is_p2p", False) for entry in entries)
+    first = min((_number(entry) for entry in entries), default=0)
+    return Dump(rank, records, groups, last, first == 0 and n_kept >= sum(counts.values()))
 
 
-def read_folder(folder: Path) -> list[Dump]:
-    """The dumps in a folder, by rank: files whose name ends in `rank_3`, `rank3` or `_3`, with or without .json.
-
-    ValueError if there is none, or two for a rank, naming the files."""
-    dumps: dict[int, tuple[Path, Dump]] = {}
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: name the one with the flight-recorder dumps, a file for each rank")
-    for path in sorted(folder.iterdir()):
-        number = _FILE.search(path.name)
-        if number is None or not path.is_file():
-            continue
-        rank = int(number[1] or number[2])
-        if rank in dumps:
-            raise ValueError(f"{path.name} and {dumps[rank][0].name} are both of rank {rank}: keep one of them")
-        try:
-            dumps[rank] = path, read(load(path.read_bytes()), rank)
-        except ValueError as error:
-            raise ValueError(f"{path.name}: {error}") from None
-    if not dumps:
-        raise ValueError(
-            f"no dump in {folder}: torch writes one for each rank, named like nccl_trace_rank_0, where "
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE says"
-        )
-    return [dumps[rank][1] for rank in sorted(dumps)]
+def _names(
+    entries: Iterable[Mapping[str, Any]], numbers: Iterable[str], order: Sequence[str], listed: Sequence[str]
+) -> dict[str, str]:
+    """The names of groups by the numbers that `pg_status` has for them: as entries show it; or, of a process of this
+    machine, by the `order` in which it made its groups; or the only one that is left of those `listed`. A number
+    whose name nothing shows is left out: counted for a wrong group, it would accuse a rank."""
+    names = {str(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries if "pg_id" in entry}
+    made = {str(place): name for place, name in enumerate(order)}
+    if all(made.get(number, name) == name for number, name in names.items()):
+        names = made | names
+    if "0" not in names.values():
+        names.setdefault("0", "0")  # the default group, which is made first
+    rest = [number for number in numbers if number not in names]
+    nameless = [name for name in listed if name not in names.values()]
+    if len(rest) == len(nameless) == 1:
+        names[rest[0]] = nameless[0]
+    return names
 
 
 def _record(entry: Mapping[str, Any], where: Within) -> Record:
     group = [str(part) for part in entry.get("process_group") or ("", "")]
     name = group[1] if len(group) > 1 and group[1] not in ("", "undefined") else group[0]
-    verb = str(entry.get("profiling_name", "")).partition(":")[2].partition(" ")[0]
+    backend, _, called = str(entry.get("profiling_name", "")).partition(":")
+    verb, _, sides = called.partition(" ")
+    peer = _PEER.search(sides)
     p2p = bool(entry.get("is_p2p", False))
     lines = ((f.get("name", ""), f.get("filename", ""), int(f.get("line", 0))) for f in entry.get("frames") or ())
     frames = (Frame(function, file, line, where(file)) for function, file, line in lines)
@@ -237,6 +261,7 @@ def _record(entry: Mapping[str, Any], where: Within) -> Record:
         int(entry.get("p2p_seq_id" if p2p else "collective_seq_id", 0)), verb, _shapes(entry.get("input_sizes")),
         _shapes(entry.get("output_sizes")), tuple(entry.get("input_dtypes") or ()), _over(entry),
         int(entry.get("time_created_ns") or 0), tuple(stack), p2p, str(entry.get("state", "")),
+        backend, int(peer[1]) if peer else None,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ RECORDING = frozenset(
     {
         "distributed/distributed_c10d.py", "distributed/c10d_logger.py", "distributed/_functional_collectives.py",
         "autograd/graph.py", "nn/parallel/distributed.py", "nn/modules/module.py",
+        "distributed/fsdp/_fully_shard/_fsdp_collectives.py",
     }
 )  # fmt: skip
 """Files inside of torch of which at least one is on the stack of every collective."""

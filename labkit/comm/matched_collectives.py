@@ -19,6 +19,8 @@ from labkit.comm.dumps import Dump, Record
 
 UNEVEN = frozenset(("gather", "scatter", "all_to_all", "barrier", "all_gather_v", "reduce_scatter_v", "send", "recv"))
 """Verbs in which ranks may bring tensors of different sizes."""
+ROOTED = frozenset(("broadcast", "reduce", "scatter", "gather"))
+"""Verbs with a root, which no record keeps."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ def meetings(dumps: Sequence[Dump]) -> list[Meeting]:
         for record in dump.records:
             if not record.p2p:
                 came.setdefault((record.group, record.seq), {})[dump.rank] = record
-    last = {dump.rank: dump.last for dump in dumps}
+    by_rank = {dump.rank: dump for dump in dumps}
     members = {group: members_of(group, dumps) for group in {group for group, _ in came}}
     out = []
     for (group, seq), records in sorted(came.items(), key=lambda pair: min(r.created_ns for r in pair[1].values())):
-        absent = tuple(r for r in members[group] if r in last and last[r].get(group, 0) < seq and r not in records)
+        known = {r: by_rank[r].called(group) for r in members[group] if r in by_rank and r not in records}
+        absent = tuple(r for r, called in known.items() if called is not None and called < seq)
         name = next(iter(records.values())).name
         out.append(Meeting(group, name, seq, records, absent, _differences(records.values())))
     return out

@@ -1,15 +1,19 @@
-"""Messages of a script that nobody has changed: send, recv, isend and irecv, as the script and torch call them.
+"""Calls of a script that nobody has changed and that no record has: send, recv, isend, irecv, and new_group.
 
 torch's flight recorder keeps no messages on gloo. So the four functions are replaced, before the script runs, by ones
 that note what they do and then do it; `batch_isend_irecv` and torch's pipelines call the same four. torch's own send
 calls isend, and recv may call irecv: what one of them calls inside of another is the same message, and is noted once.
 
     recv from 2, tag 0, train.py:31     noted when it begins, struck out when it is done
+    new_group of [0, 1], train.py:12    noted when it begins, and kept: all ranks must call it for the same groups
+
+A group that only its members make (`use_local_synchronization`) is not noted, since the others need not call it.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import time
@@ -20,13 +24,14 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.comm import flight
-from labkit.comm.dumps import Frame, Message
+from labkit.comm.dumps import Frame, GroupMade, Message
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 
 
 class Overheard:
-    """The messages of this process: those under way, and the calls and bytes of each line since the beginning."""
+    """The messages of this process: those under way, and the calls and bytes of each line since the beginning; and
+    `made`, its calls of new_group in their order."""
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), threading.local()
@@ -36,14 +41,20 @@ class Overheard:
         self._members: dict[str, tuple[int, ...]] = {}
         self.calls: Counter[tuple[str, Frame]] = Counter()
         self.bytes: Counter[tuple[str, Frame]] = Counter()
+        self.made: list[GroupMade] = []
 
     def hear(self) -> None:
-        """Replace torch's four functions in this process, for good."""
+        """Replace torch's functions in this process, for good."""
         where: Any = dist.distributed_c10d
         for name in POINT_TO_POINT:
             heard = self._heard(name, getattr(where, name))
             setattr(where, name, heard)
             setattr(dist, name, heard)
+        new_group = self._noting_groups(where.new_group)
+        modules: tuple[Any, ...] = (where, dist, dist.device_mesh)  # the last has imported it by its name
+        for module in modules:
+            if hasattr(module, "new_group"):
+                module.new_group = new_group
         destroy = where.destroy_process_group
 
         @functools.wraps(destroy)
@@ -68,6 +79,24 @@ class Overheard:
             for key in over:
                 del self._under_way[key]
             return [message for message, _ in self._under_way.values()]
+
+    def _noting_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+            if arguments.get("use_local_synchronization"):
+                return original(*args, **kwargs)
+            ranks = arguments.get("ranks")
+            made = GroupMade(() if ranks is None else tuple(ranks), time.monotonic(), False, _caller(2))
+            self.made.append(made)
+            place = len(self.made) - 1
+            group = original(*args, **kwargs)
+            self.made[place] = made._replace(over=True)
+            return group
+
+        return call
 
     def _heard(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         verb = name.removeprefix("i")
@@ -112,8 +141,8 @@ def _global(peer: Any, in_group: Any, group: Any) -> int | None:
     return peer if isinstance(peer, int) else None
 
 
-def _caller() -> Frame:
-    frame = sys._getframe(3)
+def _caller(depth: int = 3) -> Frame:
+    frame = sys._getframe(depth)
     first = Frame.of(frame)
     while frame is not None:
         at = Frame.of(frame)

@@ -240,7 +240,7 @@ def _root(call: Call, failures: dict[int, Failure], autopsy: hang_diagnosis.Auto
         first = failures[own[0]]
         same = same_failure(own, failures)
         where = call.processes.where(own[0]) if len(same) == 1 else ""
-        return own[0], f"{hang_diagnosis.name_ranks(same)}{where} raised {first.kind}: {first.message}"
+        return own[0], f"{hang_diagnosis.name_ranks(same)}{where} raised {first.kind}: {first.cause or first.message}"
     if call.deaths:
         rank, ended = next(iter(call.deaths.items()))
         suspicion = _suspicion(ended, autopsy, call.processes.devices[rank])

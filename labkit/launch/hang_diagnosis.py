@@ -25,7 +25,8 @@ STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """One rank at a moment. `state` is one of STATES; `waits_for` are the ranks that have not come yet."""
+    """One rank at a moment. `state` is one of STATES; `waits_for` are the ranks that have not come yet; `seconds` is
+    how long it has waited, None where nothing measures that."""
 
     rank: int
     state: str
@@ -34,7 +35,7 @@ class Whereabouts:
     file: str = ""
     line: int = 0
     source: str = ""
-    seconds: float = 0.0
+    seconds: float | None = None
     waits_for: tuple[int, ...] = ()
     verb: str = ""
     axis: str = ""
@@ -59,15 +60,18 @@ class Whereabouts:
         if self.state == "waiting":
             awaited = f", waiting for {name_ranks(self.waits_for)}" if self.waits_for else ", everybody has come"
             activity = f"{self.call} {self.shape}".rstrip()
+            if self.seconds is None:
+                return f"{name_ranks(ranks)} {stands} in {activity}{awaited}{where}"
             return f"{name_ranks(ranks)} {has} been in {activity} for {self.seconds:.1f} s{awaited}{where}"
         words = {
             "running": f"{stands} running Python",
             "finished": f"{has} finished",
             "raised": self.detail,
             "dead": self.detail,
-            "idle": f"{stands} not part of this call",
+            "idle": self.detail or f"{stands} not part of this call",
         }
-        prefix = "each of " if len(ranks) > 1 and self.state in ("raised", "dead") else ""  # a detail is about one rank
+        about_one = self.state in ("raised", "dead", "idle") and self.detail
+        prefix = "each of " if len(ranks) > 1 and about_one else ""
         return f"{prefix}{name_ranks(ranks)} {words[self.state]}{where}"
 
 
@@ -104,13 +108,13 @@ def lines(ranks: Iterable[Whereabouts]) -> list[str]:
     """A line for each rank; one line for three and more of them that stand at the same place."""
     places: dict[Whereabouts, list[Whereabouts]] = {}
     for stance in ranks:
-        places.setdefault(replace(stance, rank=0, seconds=0.0), []).append(stance)
+        places.setdefault(replace(stance, rank=0, seconds=None), []).append(stance)
     rows = []
     for stances in places.values():
         if len(stances) < FEW:
             rows += [(stance.rank, str(stance)) for stance in stances]
         else:  # the one that came last: the others have been there for longer
-            last = min(stances, key=lambda stance: stance.seconds)
+            last = min(stances, key=lambda stance: stance.seconds or 0.0)
             rows.append((stances[0].rank, last.told([stance.rank for stance in stances])))
     return [line for _, line in sorted(rows)]
 
@@ -276,6 +280,6 @@ def _absence(gone: Sequence[int], by_rank: Mapping[int, Whereabouts]) -> str:
     state, detail = by_rank[gone[0]].state, by_rank[gone[0]].detail
     if state == "finished":
         return "which has finished without it" if single else "which have finished without it"
-    if state == "idle":
+    if state == "idle" and not detail:
         return "which is not part of this call" if single else "which are not part of this call"
     return f"which {detail}"

@@ -1,10 +1,9 @@
-"""From records to an autopsy: where each rank of a script stands, here and now or in the dumps of a job that has hung.
+"""From records to whereabouts: where each rank of a script stands, while it runs here.
 
-    running    records in flight, messages under way, the line of the main thread   -> Whereabouts -> diagnose
-    dumped     records alone: a rank with nothing in flight has not come            -> Autopsy
+    records in flight, messages under way, the line of the main thread   -> Whereabouts -> diagnose
 
 A rank waits for the members of its oldest collective in flight that have called fewer collectives of that group, or
-another collective under that number.
+another collective under that number. Of a job that has left nothing but its records, launch/dump_verdict.py speaks.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.comm.dumps import Dump, Message, Record
-from labkit.comm.matched_collectives import Meeting, meetings, members_of, told, unmet
+from labkit.comm.dumps import Dump, GroupMade, Message, Record
+from labkit.comm.matched_collectives import ROOTED, Meeting, meetings, members_of, told, unmet
 from labkit.launch.blackbox import CodePosition
-from labkit.launch.hang_diagnosis import Autopsy, Whereabouts, name_ranks
+from labkit.launch.hang_diagnosis import Whereabouts, name_ranks
 
 MEETING_CALLS = ("init_process_group", "new_group", "monitored_barrier", "split_group")
 """Calls of torch that all ranks must make, and that the flight recorder does not keep."""
 
 
 class Stand(NamedTuple):
-    """What is known of a rank of a script that runs: `state` as in Whereabouts, `still` if its main thread sleeps."""
+    """What is known of a rank of a script that runs: `state` as in Whereabouts, `still` if its main thread sleeps;
+    `made` are its calls of new_group."""
 
     rank: int
     state: str
@@ -33,15 +33,16 @@ class Stand(NamedTuple):
     position: CodePosition | None = None
     messages: tuple[Message, ...] = ()
     dump: Dump | None = None
+    made: tuple[GroupMade, ...] = ()
 
 
 def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now: float) -> list[Whereabouts]:
     """The whereabouts of every rank. `dumps` has the last records of all; times are of the ranks' clock and ours."""
     met = {(meeting.group, meeting.seq): meeting for meeting in meetings(dumps)}
-    together: dict[str, set[int]] = {}
+    together: dict[tuple[Any, ...], set[int]] = {}
     for stand in stands:
         if stand.position is not None and stand.position.torch_call in MEETING_CALLS:
-            together.setdefault(stand.position.torch_call, set()).add(stand.rank)
+            together.setdefault(_meeting_call(stand, len(stands))[0], set()).add(stand.rank)
     out = []
     for stand in stands:
         place: dict[str, Any] = {}
@@ -51,58 +52,34 @@ def whereabouts(stands: Sequence[Stand], dumps: Sequence[Dump], now_ns: int, now
         if stand.state != "running":
             out.append(Whereabouts(stand.rank, stand.state, detail=stand.detail))
         elif stand.still and flying:
-            out.append(_in_collective(stand.rank, flying[0], met, dumps, now_ns, place))
+            waited_s = max(0.0, (now_ns - flying[0].created_ns) / 1e9)
+            out.append(in_collective(stand.rank, flying[0], met, dumps, waited_s, place))
         elif stand.still and stand.messages:
             out.append(_in_message(stand, now, place))
         elif stand.position is not None and stand.position.torch_call in MEETING_CALLS and stand.still:
             call = stand.position.torch_call
-            others = tuple(sorted({s.rank for s in stands} - together[call]))
-            out.append(Whereabouts(stand.rank, "waiting", call, verb=call, axis=call, waits_for=others, **place))
+            key, members, began = _meeting_call(stand, len(stands))
+            others = tuple(sorted(members - together[key]))
+            seconds = None if began is None else max(0.0, now - began)
+            out.append(
+                Whereabouts(
+                    stand.rank, "waiting", call, seconds=seconds, verb=call, axis=call, waits_for=others, **place
+                )
+            )
         else:
             out.append(Whereabouts(stand.rank, "running", **place))
     return out
 
 
-def autopsy_of(dumps: Sequence[Dump], n_ranks: int | None = None) -> Autopsy:
-    """The autopsy of a job of which nothing is left but dumps. A rank without a dump is told as such."""
-    wrong = unmet(dumps)
-    met = {(meeting.group, meeting.seq): meeting for meeting in meetings(dumps)}
-    now_ns = max((record.created_ns for dump in dumps for record in dump.records), default=0)
-    by_rank = {dump.rank: dump for dump in dumps}
-    size = max([n_ranks or 0, *(rank + 1 for rank in by_rank), *_members(dumps)])
-    stances = []
-    for rank in range(size):
-        dump = by_rank.get(rank)
-        flying = dump.flying if dump else ()
-        if dump is None:
-            stances.append(Whereabouts(rank, "idle", detail="left no dump"))
-        elif flying:
-            stances.append(_in_collective(rank, flying[0], met, dumps, now_ns, {}))
-        else:
-            last = dump.records[-1] if dump.records else None
-            stances.append(Whereabouts(rank, "finished", detail="", **_place(last)))
-    lines = [_sentence(meeting, dumps) for meeting in wrong]
-    if not wrong:
-        flying_ranks = [stance.rank for stance in stances if stance.state == "waiting"]
-        lines = ["Nothing is wrong in these dumps: every collective was called by all ranks of its group, and alike."]
-        if flying_ranks:
-            lines = [f"{name_ranks(flying_ranks)} had a collective in flight, and all have come to it: it was moving."]
-    stuck = tuple(stance.rank for stance in stances if stance.state == "waiting" and stance.waits_for)
-    return Autopsy("\n".join(lines), tuple(stances), stuck)
-
-
-def words(autopsy: Autopsy, dumps: Sequence[Dump]) -> str:
-    """The paragraph for people: what is wrong, then a line for each rank with the last that is known of it."""
-    last = {dump.rank: dump.records[-1] if dump.records else None for dump in dumps}
-    lines = [autopsy.headline]
-    for stance in autopsy.ranks:
-        if stance.state == "waiting" or stance.rank not in last:
-            lines.append(f"  {stance if stance.rank in last else f'rank {stance.rank} left no dump'}")
-            continue
-        record = last[stance.rank]
-        was = f"; its last was {_call(record)}{f', {record.place}' if record.place else ''}" if record else ""
-        lines.append(f"  rank {stance.rank} was in no collective{was}")
-    return "\n".join(lines)
+def stalled(stances: Sequence[Whereabouts]) -> str:
+    """A sentence for ranks that are all in one collective and wait for nobody; "" for any others."""
+    calls = {(stance.call, stance.verb) for stance in stances if stance.state == "waiting" and not stance.waits_for}
+    if len(calls) != 1 or any(stance.state != "waiting" or stance.waits_for for stance in stances):
+        return ""
+    ((call, verb),) = calls
+    places = ", ".join(sorted({stance.place for stance in stances if stance.place}))
+    root = f" No record keeps the root of a {verb}: see that all ranks name the same." if verb in ROOTED else ""
+    return f"All ranks have come to {call}{f' ({places})' if places else ''}, and it is over on none.{root}"
 
 
 def reasons(dumps: Sequence[Dump]) -> list[str]:
@@ -121,29 +98,17 @@ def missed(dumps: Sequence[Dump], broken: Sequence[int]) -> tuple[int, str] | No
     return None
 
 
-def _sentence(meeting: Meeting, dumps: Sequence[Dump]) -> str:
-    if meeting.differs:
-        return f"Mismatch: {told(meeting, dumps)}."
-    wait = "waits" if len(meeting.flying) == 1 else "wait"
-    place = f" at {meeting.usual.place}" if meeting.usual.place else ""
-    return (
-        f"Hang: {name_ranks(meeting.flying)} {wait} in {meeting.title}{place} for {name_ranks(meeting.absent)}, "
-        f"which never came."
-    )
-
-
-def _members(dumps: Sequence[Dump]) -> list[int]:
-    return [rank + 1 for dump in dumps for ranks in dump.members.values() for rank in ranks]
-
-
-def _in_collective(
+def in_collective(
     rank: int,
     record: Record,
     met: Mapping[tuple[str, int], Meeting],
     dumps: Sequence[Dump],
-    now_ns: int,
+    seconds: float | None,
     place: dict[str, Any],
+    behind: Sequence[int] = (),
 ) -> Whereabouts:
+    """The whereabouts of a rank in a collective, for `seconds` if that is known: it waits for members that have not
+    called it, for those that called something else under its number, and for those `behind`."""
     meeting = met.get((record.group, record.seq))
     absent = set(meeting.absent) if meeting else set()
     known = {dump.rank for dump in dumps}
@@ -153,10 +118,22 @@ def _in_collective(
         call = (record.called, record.sizes, record.dtypes)
         absent |= {r for r, other in meeting.came.items() if (other.called, other.sizes, other.dtypes) != call}
     return Whereabouts(
-        rank, "waiting", _call(record), record.looks, seconds=max(0.0, (now_ns - record.created_ns) / 1e9),
-        waits_for=tuple(sorted(absent - {rank})), verb=record.called, axis=record.name, seq=record.seq,
-        **(place or _place(record)),
+        rank, "waiting", call_of(record), record.looks, seconds=seconds,
+        waits_for=tuple(sorted({*absent, *behind} - {rank})), verb=record.called, axis=record.name, seq=record.seq,
+        **(place or place_of(record)),
     )  # fmt: skip
+
+
+def _meeting_call(stand: Stand, n_ranks: int) -> tuple[tuple[Any, ...], set[int], float | None]:
+    """The call of MEETING_CALLS in which a rank stands: what ranks that meet in it have in common, who has to come,
+    and when it began. Calls of new_group meet under their number: a rank that has called it once more meets nobody."""
+    assert stand.position is not None
+    call, everybody = stand.position.torch_call, set(range(n_ranks))
+    if call == "new_group" and stand.made and not stand.made[-1].over:
+        making = stand.made[-1]
+        members = set(making.ranks) or everybody
+        return (call, len(stand.made), *sorted(members)), members, making.began
+    return (call,), everybody, None
 
 
 def _in_message(stand: Stand, now: float, place: dict[str, Any]) -> Whereabouts:
@@ -171,11 +148,13 @@ def _in_message(stand: Stand, now: float, place: dict[str, Any]) -> Whereabouts:
     )  # fmt: skip
 
 
-def _call(record: Record) -> str:
+def call_of(record: Record) -> str:
+    """`all_reduce #7 on world`."""
     return f"{record.called} #{record.seq} on {record.name}"
 
 
-def _place(record: Record | None) -> dict[str, Any]:
+def place_of(record: Record | None) -> dict[str, Any]:
+    """File, line and source of the call, as fields of a `Whereabouts`; {} where no frame was kept."""
     caller = record.caller if record else None
     if caller is None:
         return {}

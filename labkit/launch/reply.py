@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.comm.libraries import within
 from labkit.launch.advice import likely_name
 from labkit.launch.hang_diagnosis import lines
+from labkit.launch.long_messages import brief, cause_of
 from labkit.launch.serialize import written
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ class Failure(NamedTuple):
     last_call: str = ""
     device_lost: bool = False  # its GPU answers no more: the rank can compute nothing there, and needs a new process
     world_lost: bool = False  # its process group is gone: the ranks have to meet again
+    cause: str = ""  # of a known long message: its cause and repair, in the same words on all ranks
 
     def __str__(self) -> str:
         if self.collateral:
             return f"lost its connections{' in ' + self.last_call if self.last_call else ''}"
-        text = f"raised {self.kind}: {self.message}".splitlines()[0]
-        return text if len(text) < 160 else text[:157] + "..."
+        return f"raised {self.kind}: {brief(self.message)}"
 
     def exception(self) -> BaseException | None:
         """The exception itself, if it survives the journey."""
@@ -84,6 +85,9 @@ def failure_of(error: BaseException, last_call: str, device_lost: bool = False, 
     ):
         del report.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
     text = "".join(report.format())
+    cause = cause_of(error)
+    if cause:
+        text = text.replace(str(error), brief(str(error)))  # the rest says what the cause says, at more length
     kinds = ("RuntimeError", "DistBackendError", "DistNetworkError")
     wire = type(error).__name__ in kinds and another_is_the_cause(str(error))
     try:
@@ -92,7 +96,7 @@ def failure_of(error: BaseException, last_call: str, device_lost: bool = False, 
         pickled = None
     meant = likely_name(error) if isinstance(error, AttributeError) else ""
     message = f"{error}; did you mean {meant}?" if meant else str(error)
-    return Failure(type(error).__name__, message, text, wire, pickled, last_call, device_lost, world_lost)
+    return Failure(type(error).__name__, message, text, wire, pickled, last_call, device_lost, world_lost, cause)
 
 
 @dataclass(frozen=True, repr=False)

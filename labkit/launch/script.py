@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from labkit.comm.dumps import Dump, Frame, Message, load, read
+from labkit.comm.dumps import Dump, Frame, GroupMade, Message, load, read
 from labkit.comm.libraries import within
 from labkit.comm.rendezvous_store import HOST
 from labkit.comm.slow_rank import Noise
@@ -37,7 +37,9 @@ from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import CodePosition
 from labkit.launch.core_shortage import CoreShortage
 from labkit.launch.device_choice import choose
-from labkit.launch.postmortem import Stand, missed, reasons, whereabouts
+from labkit.launch.long_messages import HEADLINE, brief
+from labkit.launch.partings import parting_of_groups, parting_of_reduce
+from labkit.launch.postmortem import Stand, missed, reasons, stalled, whereabouts
 from labkit.launch.rank_processes import RankMessage, RankProcesses
 from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
@@ -151,6 +153,7 @@ class WatchedScript(Watch):
         self.complete: set[int] = set()
         self.shortage = CoreShortage(n_ranks)
         self.messages: dict[tuple[str, Frame], dict[int, Share]] = {}
+        self.made: dict[int, tuple[GroupMade, ...]] = {}
         self.still: dict[int, int] = dict.fromkeys(range(n_ranks), 0)
         self.stances: tuple[hang_diagnosis.Whereabouts, ...] = ()
         self.port: int | None = None
@@ -234,7 +237,8 @@ class WatchedScript(Watch):
             elif event.kind == "fetched":
                 self._add(event.rank, event.frames[0], event.what[0])
             elif event.kind == "where":
-                position, messages, members, whole, news = event.what
+                position, messages, members, made, whole, news = event.what
+                self.made[event.rank] = tuple(made)
                 self._see(event.rank, news)
                 dump = self._dump(event.rank, event.frames[0], members, after=-1)
                 if whole and dump is not None:
@@ -242,7 +246,8 @@ class WatchedScript(Watch):
                     self.complete.add(event.rank)
                 self.positions[event.rank] = position, messages, dump
             elif event.kind == "over":
-                code, failure, seen, messages, members = event.what
+                code, failure, seen, messages, members, made = event.what
+                self.made[event.rank] = tuple(made)
                 self.over[event.rank], self.over_at[event.rank] = (code, failure), time.monotonic()
                 self._see(event.rank, seen or {})
                 self.complete.add(event.rank)
@@ -308,9 +313,10 @@ class WatchedScript(Watch):
             self.autopsy = hang_diagnosis.Autopsy(self.reason, autopsy.ranks, autopsy.stuck)
             self.found_s = now - self.life_at
         elif self.silent(now):
+            together = stalled([self.stances[rank] for rank in self.pending])
             self.reason = (
-                f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. If this is "
-                "honest work, give it a longer --timeout."
+                f"Time-out: for {self.timeout_s:g} s no rank has called a collective, printed or ended. "
+                f"{together or 'If this is honest work, give it a longer --timeout.'}"
             )
             self.autopsy = hang_diagnosis.Autopsy(self.reason, self.stances, tuple(self.pending))
         else:
@@ -335,7 +341,8 @@ class WatchedScript(Watch):
                 state, detail = "dead", str(self.ended[rank])
             position, messages, dump = self.positions.get(rank, (None, [], None))
             still = self.still[rank] > 1 or self.failed_at is not None
-            stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump))
+            made = self.made.get(rank, ())
+            stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump, made))
         return whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic())
 
     def _straggler(self) -> None:
@@ -351,13 +358,21 @@ class WatchedScript(Watch):
         failures = {rank: failure for rank, (_, failure) in self.over.items() if failure is not None}
         if self.reason is not None:
             autopsy = self.autopsy or hang_diagnosis.Autopsy(self.reason, self.stances, ())
-            return WorkerError(culprit(autopsy, 0), self.reason, failures, autopsy)
+            return WorkerError(culprit(autopsy, 0), self._with_parting(self.reason), failures, autopsy)
         rank, reason = self._root(failures)
         if rank is None:
             return None
+        if rank not in failures or failures[rank].collateral:  # else its own exception is the cause
+            reason = self._with_parting(reason)
         own = {rank: failures[rank]} if rank in failures else {}
         others = {r: f for r, f in failures.items() if r != rank}
         return WorkerError(rank, reason, {**others, **own}, hang_diagnosis.Autopsy(reason, self.stances, ()))
+
+    def _with_parting(self, reason: str) -> str:
+        """The reason, and the first thing that ranks have done differently before it, if that is known."""
+        parting = parting_of_groups(self.made, self.n_ranks) or parting_of_reduce(self._dumps())
+        end = "" if not parting or reason.endswith(".") else "."
+        return f"{reason}{end} {parting}".rstrip()
 
     def _root(self, failures: dict[int, Failure]) -> tuple[int | None, str]:
         own = [rank for rank, failure in failures.items() if not failure.collateral]
@@ -367,8 +382,8 @@ class WatchedScript(Watch):
             failure = failures[own[0]]
             same = same_failure(own, failures)
             starved = "ran out of memory: " if _of_memory(failure) else ""
-            first = failure.message.splitlines()[0] if failure.message else ""
-            return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {first}"
+            what = failure.cause or brief(failure.message, HEADLINE)
+            return own[0], f"{hang_diagnosis.name_ranks(same)} {starved}raised {failure.kind}: {what}"
         if killed:
             because = "".join(f": {reason}" for reason in reasons(self._dumps())[:1])
             return killed[0], f"rank {killed[0]} {self.ended[killed[0]]}{because}"

@@ -70,7 +70,8 @@ def main(spec: RankSpec) -> None:
         seen = {"unseen": f"{type(error).__name__}: {error}"}
     messages = [(verb, frame, n, overheard.bytes[verb, frame]) for (verb, frame), n in overheard.calls.items()]
     dump = flight.raw()
-    channel.send_multipart([pickle.dumps(("over", code, failure, seen, messages, overheard.members())), dump])
+    end = ("over", code, failure, seen, messages, overheard.members(), overheard.made)
+    channel.send_multipart([pickle.dumps(end), dump])
     channel.poll(int(ACKNOWLEDGED_S * 1e3))  # who leaves before this has arrived is taken for dead
     channel.close(linger=0)
     _leave(code)
@@ -143,8 +144,9 @@ class Control:
             stands = unblock.position(self.main_thread)
         except Exception:  # frames change while they are looked at; the next question will do
             stands = None
-        members, news = self.overheard.members(), self._news()
-        head = pickle.dumps(("where", stands, self.overheard.under_way(), members, whole, news))
+        overheard, news = self.overheard, self._news()
+        facts = overheard.under_way(), overheard.members(), overheard.made, whole, news
+        head = pickle.dumps(("where", stands, *facts))
         return [head, flight.raw(active=not whole)]
 
     def _news(self) -> dict[str, Any]:

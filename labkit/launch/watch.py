@@ -9,6 +9,7 @@ Each says what its ranks tell, what a sign of life is, how long it takes to be s
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ class Watch(WatchSteps):
 
 def delayed(stances: Sequence[Whereabouts], longer_s: float) -> tuple[list[Whereabouts], list[Whereabouts]]:
     """The ranks that have waited for `longer_s` seconds, and those that still run of whom the first of these waits."""
-    waiting = [stance for stance in stances if stance.state == "waiting" and stance.seconds > longer_s]
+    waiting = [stance for stance in stances if stance.state == "waiting" and (stance.seconds or 0.0) > longer_s]
     waiting = [stance for stance in waiting if stance.waits_for]
     awaited = waiting[0].waits_for if waiting else ()
     return waiting, [stances[rank] for rank in awaited if stances[rank].state == "running"]
@@ -128,12 +129,18 @@ def culprit(autopsy: Autopsy, otherwise: int) -> int:
 
 
 def same_failure(ranks: Sequence[int], failures: Mapping[int, Failure]) -> list[int]:
-    """Those of `ranks` that have failed by the same error as the first of them."""
-    errors = {rank: (failures[rank].kind, failures[rank].message) for rank in ranks}
+    """Those of `ranks` that have failed by the same error as the first of them, but for their own numbers in it."""
+    errors = {
+        rank: (
+            failures[rank].kind,
+            failures[rank].cause or re.sub(rf"\brank ?{rank}\b", "rank", failures[rank].message),
+        )
+        for rank in ranks
+    }
     return [rank for rank in ranks if errors[rank] == errors[ranks[0]]]
 
 
 def any_failure(failures: Mapping[int, Failure]) -> tuple[int, str]:
     """The first rank that has failed, and the words for it, where no failure is known to be the cause of the others."""
     rank, failure = next(iter(failures.items()))
-    return rank, f"rank {rank} raised {failure.kind}: {failure.message}"
+    return rank, f"rank {rank} raised {failure.kind}: {failure.cause or failure.message}"

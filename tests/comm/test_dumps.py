@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.comm.dumps import load, read, read_folder
+from labkit.comm.dump_folder import DumpFolder, read_folder
+from labkit.comm.dumps import load, read
 from labkit.comm.matched_collectives import meetings, told, unmet
 from labkit.comm.traffic_by_line import Tally
-from labkit.launch.postmortem import autopsy_of, words
+from labkit.launch.dump_verdict import verdict_of
 
 
 def entry(number, seq, verb="all_reduce", sizes=((64,),), dtypes=("Float",), over=True, line=31, group="0", **more):
@@ -55,19 +56,18 @@ def test_a_rank_that_never_came_is_named_with_the_collective_and_the_line_that_w
     """Would catch a reader that names the ranks that wait as the cause, or the last collective in place of the one in
     flight; and one that needs pickle where JSON is there."""
     waiting = dump_of(*GOOD, entry(3, 4, over=False, line=40))
-    dumps = read_folder(folder_of(tmp_path, waiting, waiting, dump_of(*GOOD)))
-    found = autopsy_of(dumps)
+    found = verdict_of(read_folder(folder_of(tmp_path, waiting, waiting, dump_of(*GOOD))))
     assert found.headline == (
         "Hang: ranks 0 and 1 wait in all_reduce #4 on world at train.py:40 for rank 2, which never came."
     )
     assert found.stuck == (0, 1)
-    assert found.waits == ((0, 2), (1, 2))
-    assert "rank 2 was in no collective; its last was all_reduce #3 on world, train.py:31" in words(found, dumps)
+    assert found.autopsy.waits == ((0, 2), (1, 2))
+    assert "rank 2 was in no collective; its last was all_reduce #3 on world, train.py:31" in found.words()
     as_json = tmp_path / "json"
     as_json.mkdir()
     plain = [{**waiting, "entries": [{k: v for k, v in e.items() if k != "frames"} for e in waiting["entries"]]}]
     folder_of(as_json, *plain, *plain, dump_of(*GOOD), name="job_{}.json", write=lambda d: json.dumps(d).encode())
-    assert "wait in all_reduce #4 on world for rank 2" in autopsy_of(read_folder(as_json)).headline
+    assert "wait in all_reduce #4 on world for rank 2" in verdict_of(read_folder(as_json)).headline
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,9 @@ def test_what_differs_between_ranks_is_told_with_both_sides(odd, differs, words_
     (wrong,) = unmet(dumps)
     assert (wrong.seq, wrong.differs, wrong.odd) == (4, differs, (2,))
     assert words_of_it in told(wrong, dumps)
-    assert autopsy_of(dumps).headline.startswith("Mismatch: collective #4 on world does not match in")
+    assert verdict_of(DumpFolder(tuple(dumps))).headline.startswith(
+        "Mismatch: collective #4 on world does not match in"
+    )
 
 
 def test_an_order_that_differs_is_told_as_what_was_left_out():
@@ -103,7 +105,7 @@ def test_uneven_verbs_and_records_that_were_overwritten_are_no_mistake():
     second = dump_of(*GOOD[2:], entry(3, 4, verb="all_to_all", sizes=((9,),)))
     dumps = [read(first, 0), read(second, 1), read(first, 2)]
     assert unmet(dumps) == []
-    assert autopsy_of(dumps).headline.startswith("Nothing is wrong")
+    assert verdict_of(DumpFolder(tuple(dumps))).headline.startswith("Nothing is wrong")
 
 
 class Evil:
