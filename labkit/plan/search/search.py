@@ -363,7 +363,7 @@ class Search:
         roomy = False
         for rank in fullest_ranks(self.shape, layout, recipe):
             if roomy and rank in lighter_ranks(self.shape, layout, recipe):
-                continue
+                continue  # it holds no more than the first one, which has room for all that it can ever hold
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()
             roomy, prefix = roomy or (rank == 0 and most <= self.room), "at least "
