@@ -63,14 +63,9 @@ class Rank:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def n_stages(self) -> int:
-        """Stages of the model."""
-        return self.recipe.n_stages(self.layout.pp)
-
-    @cached_property
     def blocks(self) -> tuple[int, ...]:
         """Blocks of each stage of the model."""
-        return blocks_of(self.shape, self.n_stages)
+        return blocks_of(self.shape, self.recipe.n_stages(self.layout.pp))
 
     @cached_property
     def numbers(self) -> range:
@@ -80,7 +75,7 @@ class Rank:
     @cached_property
     def stages(self) -> tuple[StageTable, ...]:
         """Its stages."""
-        return _stages(self.shape, self.n_stages, self.numbers, self.setting)
+        return _stages(self.shape, self.blocks, self.numbers, self.setting)
 
     @cached_property
     def parameters(self) -> RankParameters:
@@ -88,7 +83,7 @@ class Rank:
         r, s = self.recipe, self.setting
         runs = s.seq, s.tp, s.in_sequence, s.ep, s.cp, s.context
         return _parameters(
-            self.shape, self.n_stages, self.numbers, runs, self.n, r.gradient_bytes, r.bucket_bytes, r.grouping
+            self.shape, self.blocks, self.numbers, runs, self.n, r.gradient_bytes, r.bucket_bytes, r.grouping
         )
 
     @property
@@ -217,7 +212,7 @@ class Rank:
         if shape.n_expert:
             block = tokens * (3 * d + 3 * d // tp) * wide + self.arrived_in_mixture()
         without = replace(self.setting, recompute="none")
-        rerun = _stages(shape, self.n_stages, range(number, number + 1), without)[0].held - stage.held
+        rerun = _stages(shape, self.blocks, range(number, number + 1), without)[0].held - stage.held
         return arrived + stage.count("block") * block + rerun
 
     def arrived_in_mixture(self) -> int:
@@ -289,20 +284,20 @@ class Rank:
 
 
 @lru_cache(maxsize=4096)
-def _stages(shape: ModelShape, n_stages: int, numbers: range, setting: Setting) -> tuple[StageTable, ...]:
-    """The stages of these numbers, of `n_stages` into which the model is cut, run in this setting."""
-    blocks, stages = blocks_of(shape, n_stages), []
+def _stages(shape: ModelShape, blocks: tuple[int, ...], numbers: range, setting: Setting) -> tuple[StageTable, ...]:
+    """The stages of these numbers, run in this setting; `blocks` of each stage into which the model is cut."""
+    stages = []
     for number in numbers:
         count, before = blocks[number], sum(blocks[:number])
         dense = dense_of(shape, before, count) if shape.n_expert else 0
-        ends = number == 0, number == n_stages - 1
+        ends = number == 0, number == len(blocks) - 1
         stages.append(stage_of(shape, setting, count, *ends, dense, shape.tied and all(ends)))
     return tuple(stages)
 
 
 @lru_cache(maxsize=4096)
 def _parameters(
-    shape: ModelShape, n_stages: int, numbers: range, runs: tuple[int, int, bool, int, int, str], n: int,
+    shape: ModelShape, blocks: tuple[int, ...], numbers: range, runs: tuple[int, int, bool, int, int, str], n: int,
     sums: int, bucket_bytes: int, grouping: Grouping,
 ) -> RankParameters:  # fmt: skip
     """The parameters of the stages of these numbers: those of one row in fp32, since they are as many in every setting.
@@ -310,7 +305,7 @@ def _parameters(
     seq, tp, in_sequence, ep, cp, context = runs
     plain = Setting(1, seq, tp, in_sequence, ep=ep, cp=cp, context=context)
     how = n, n // ep, ep > 1, sums, bucket_bytes, grouping
-    stages = _stages(shape, n_stages, numbers, plain)
+    stages = _stages(shape, blocks, numbers, plain)
     return RankParameters(tuple(groups_of(stage, *how, "token" * stage.tied) for stage in stages))
 
 
