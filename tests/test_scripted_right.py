@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.comm.replica_notes import Cause
+from labkit.comm.replica_notes import DifferenceCause
 from labkit.scripted import script
 from labkit.scripted.advice import ChangedPlaces
 from labkit.scripted.findings import (
@@ -61,11 +61,11 @@ def test_a_healthy_script_has_no_finding_holds_its_laws_and_says_what_was_checke
 @pytest.mark.parametrize(
     ("kind", "steps", "at_step", "name", "cause", "unsent"),
     [
-        ("late_sync", 3, 1, "trunk.weight", Cause.LOCAL_GRADIENTS, None),
-        ("unused", 1, 1, "trunk.weight", Cause.NOT_SENT, ("later.weight", "later.bias")),
-        ("beside_ddp", 3, 1, "trunk.weight", Cause.NOT_SENT, ()),
-        ("local_from_step_2", 3, 2, "trunk.weight", Cause.LOCAL_GRADIENTS, None),
-        ("own_rows_under_tensor_parallelism", 3, 1, "2.bias", Cause.INPUTS, None),
+        ("late_sync", 3, 1, "trunk.weight", DifferenceCause.LOCAL_GRADIENTS, None),
+        ("unused", 1, 1, "trunk.weight", DifferenceCause.NOT_SENT, ("later.weight", "later.bias")),
+        ("beside_ddp", 3, 1, "trunk.weight", DifferenceCause.NOT_SENT, ()),
+        ("local_from_step_2", 3, 2, "trunk.weight", DifferenceCause.LOCAL_GRADIENTS, None),
+        ("own_rows_under_tensor_parallelism", 3, 1, "2.bias", DifferenceCause.INPUTS, None),
     ],
 )
 def test_replicas_that_part_are_told_with_the_step_the_values_and_the_cause(

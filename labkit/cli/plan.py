@@ -131,7 +131,7 @@ def _plans(
     """The plans on `n` devices, best first, and the answer in words."""
     from labkit.plan.search.explain import COLUMNS, explain, heading, refusals, rows
     from labkit.plan.search.nearest_runs import told as published_near
-    from labkit.plan.search.room import besides, edge, loading, machine
+    from labkit.plan.search.room import besides, edge, loading, machine_words
     from labkit.plan.search.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
@@ -141,7 +141,7 @@ def _plans(
         too_large = any(plan.needs_bytes for plan in candidates)
         notes += [] if best.kept or not too_large else _with_adapters(shape, hardware, n, batch, length)
     with words_beside(to):
-        say("\n".join([heading(candidates), machine(best), *words, ""]))
+        say("\n".join([heading(candidates), machine_words(best), *words, ""]))
         if candidates[0].kept:
             Console().print(_table(rows(candidates, count)))
             say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS))

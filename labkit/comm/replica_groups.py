@@ -57,7 +57,8 @@ def is_piece(parameter: Any) -> bool:
 
 def has_own_hook(ddp: Any) -> bool:
     """True if somebody has told this DDP how to send gradients."""
-    return bool(getattr(ddp, "_comm_hooks", ()))
+    facts = private("torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data")(ddp)
+    return bool(facts) and bool(facts.get("comm_hook"))
 
 
 def hear_entrance(note: Callable[[Tensor, tuple[int, ...]], None]) -> None:

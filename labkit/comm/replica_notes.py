@@ -5,7 +5,8 @@ watches. So the ranks need no communication for it.
     rank 1   after step 1   down.bias   Replicate on (0, 1)   bits 9011   [ 0.033, ...]   /   a Difference
 
 Replicas are made of the same numbers in the same order, so they are the same bit by bit (probe/replicas.py has the
-sum of bit patterns). A `Cause` is named only if another note shows it: gradients, inputs or norms that differ, too.
+sum of bit patterns). A `DifferenceCause` is named only if another note shows it: gradients, inputs or norms that
+differ, too.
 Pure: values in, values out.
 """
 
@@ -21,7 +22,7 @@ DDP, REPLICATE = "DDP", "Replicate"
 WEIGHT, BUFFER, GRADIENT, INPUT = "weight", "buffer", "gradient", "input"
 
 
-class Cause(Enum):
+class DifferenceCause(Enum):
     """Facts that explain why weights of replicas differ after a step."""
 
     BEFORE = "they differed before the first step of the optimizer"
@@ -94,7 +95,7 @@ class Difference:
     values: Mapping[int, float]
     index: int | None
     also: int
-    cause: Cause | None
+    cause: DifferenceCause | None
     at_end: bool
     healed: bool
 
@@ -117,7 +118,7 @@ class CountDifference:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedReplicas:
     """How much was compared: tensors of each kind at how many moments, and up to which step."""
 
     weights: int
@@ -126,13 +127,13 @@ class Compared:
     norms: int
 
 
-def compared(notes: Mapping[int, RankNotes]) -> Compared:
+def compared(notes: Mapping[int, RankNotes]) -> ComparedReplicas:
     """What two ranks or more have noted, so that it could be held against each other."""
     groups = [group for group in _groups(notes).items() if len(group[1]) > 1]
     weights = {(name, ranks) for (_, what, name, ranks), _ in groups if what == WEIGHT}
     buffers = {(name, ranks) for (_, what, name, ranks), _ in groups if what == BUFFER}
     steps = sorted({step for (step, what, _, _), _ in groups if what == WEIGHT})
-    return Compared(len(weights), len(buffers), tuple(steps), len(_norms(notes)))
+    return ComparedReplicas(len(weights), len(buffers), tuple(steps), len(_norms(notes)))
 
 
 def difference(notes: Mapping[int, RankNotes], gradients_were_sent: bool) -> Difference | None:
@@ -228,20 +229,20 @@ def _cause(
     ranks: tuple[int, ...],
     why: str,
     gradients_were_sent: bool,
-) -> Cause | None:
+) -> DifferenceCause | None:
     def differ(what: str) -> bool:
         chosen = [by for (at, kind, _, members), by in groups.items() if (at, kind, members) == (step, what, ranks)]
         return any(len({note.bits for note in by.values()}) > 1 for by in chosen)
 
     if step == 0:
-        return Cause.BEFORE
+        return DifferenceCause.BEFORE
     if why == DDP and differ(GRADIENT):
-        return Cause.LOCAL_GRADIENTS if gradients_were_sent else Cause.NOT_SENT
+        return DifferenceCause.LOCAL_GRADIENTS if gradients_were_sent else DifferenceCause.NOT_SENT
     if why == REPLICATE and differ(INPUT):
-        return Cause.INPUTS
+        return DifferenceCause.INPUTS
     norms = [by for (at, _, _), by in _norms(notes).items() if at == step]
     if any(len({note.norm for rank, note in by.items() if rank in ranks}) > 1 for by in norms):
-        return Cause.OWN_NORM
+        return DifferenceCause.OWN_NORM
     return None
 
 

@@ -64,7 +64,7 @@ class SlowRank:
     chance: float
 
 
-class Arrivals:
+class CollectiveArrivals:
     """Who came last to each collective of two ranks or more, and how late; 20 bytes a collective."""
 
     def __init__(self) -> None:

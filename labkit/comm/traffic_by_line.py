@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from labkit.comm.dumps import Dump, Frame, Record
 from labkit.comm.matched_collectives import Meeting, changed_places, meeting_of, members_of
-from labkit.comm.slow_rank import Arrivals
+from labkit.comm.slow_rank import CollectiveArrivals
 
 ORIGINS = MappingProxyType(
     {
@@ -178,7 +178,7 @@ class Tally:
         self._before: dict[str, Meeting] = {}
         self.odd: list[Meeting] = []
         self.swapped: list[tuple[Meeting, Meeting]] = []
-        self.arrivals = Arrivals()
+        self.arrivals = CollectiveArrivals()
 
     def add(self, dump: Dump) -> None:
         """Count the records of a dump that were not counted before (`newest` says up to which they were)."""

@@ -4,7 +4,7 @@
     -> DDP was told twice that the gradient of layers.3.up.weight is ready: reentrant checkpointing runs a backward
        inside the backward. Repair: use_reentrant=False in checkpoint(...).
 
-torch gives these errors no type of their own and no fields, only the text: so `CAUSES` is a table of patterns. What an
+torch gives these errors no type of their own and no fields, only the text: so `KNOWN` is a table of patterns. What an
 error does carry is asked first: the files on its traceback tell reentrant checkpointing from its other reasons, and the
 DDP module whose forward raised is on the stack, so that it can name the parameters that the text only counts.
 """
@@ -25,7 +25,7 @@ _INDICES = re.compile(r"did not receive grad for rank \d+:((?: \d+)+)")
 _MARKED = re.compile(r"with name (\S+) has been marked as ready twice")
 
 
-class Cause(NamedTuple):
+class KnownMessage(NamedTuple):
     """A known message: its `pattern`, the library file that must be on the traceback ("" for any), the cause and the
     repair. `{names}` stands for the parameters that are concerned."""
 
@@ -35,24 +35,24 @@ class Cause(NamedTuple):
     repair: str
 
 
-CAUSES = (
-    Cause(
+KNOWN = (
+    KnownMessage(
         "Expected to mark a variable ready only once", "torch/utils/checkpoint.py",
         "DDP was told twice that the gradient of {names} is ready: reentrant checkpointing runs a backward inside the "
         "backward", "use_reentrant=False in checkpoint(...), or DistributedDataParallel(..., static_graph=True)",
     ),
-    Cause(
+    KnownMessage(
         "Expected to mark a variable ready only once", "",
         "DDP was told twice that the gradient of {names} is ready: it is used outside of forward, or by several "
         "forwards of one step", "call the DDP module once a step, or DistributedDataParallel(..., static_graph=True)",
     ),
-    Cause(
+    KnownMessage(
         "Expected to have finished reduction in the prior iteration", "",
         "in the step before, {names} got no gradient, so DDP has not sent the bucket with it",
         "leave what is not used out of the model or freeze it (requires_grad_(False)), or "
         "DistributedDataParallel(..., find_unused_parameters=True)",
     ),
-    Cause(
+    KnownMessage(
         "BF16 all reduce communication hook required", "",
         "bf16_compress_hook is for NCCL on GPUs that know bfloat16, and there is none here",
         "register it only on such GPUs; fp16_compress_hook runs everywhere",
@@ -65,7 +65,7 @@ def cause_of(error: BaseException) -> str:
     """Cause and repair of a known message as one sentence each, the same on all ranks; "" for any other error."""
     text = str(error)
     files = {within(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
-    for row in CAUSES:
+    for row in KNOWN:
         if row.pattern in text and (not row.file or row.file in files):
             return f"{row.cause.format(names=_names(error, text))}. Repair: {row.repair}."
     return ""

@@ -15,7 +15,7 @@ sends before it is overwritten. Nothing of that is in the way of the script.
     ranks that wait for one that still runs   -> a line that says for whom and where it is; nothing is stopped
     no sign of life for timeout_s             -> an autopsy; all are ended
 
-More than 400 lines, since what ranks, their system and their dumps tell is heard in one place and one order.
+Long because what ranks, their system and their dumps tell is heard in one place, and in one order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is wrong in a script's run, and what was checked to know it, as values. The words are made of the values, never
 the other way round.
 
-    finding    Ended, Starved, ReplicasDiffer, NoGradients, NormsDiffer, CountsDiffer, Mismatched, SlowRank
+    finding    EndedEarly, Starved, ReplicasDiffer, NoGradients, NormsDiffer, CountsDiffer, Mismatched, SlowRank
     check      what was held against what, and how often; what could not be, and why
 
 A healthy run has no finding.
@@ -39,7 +39,7 @@ class Finding(Protocol):
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedEarly:
     """The run did not end well, for this reason."""
 
     reason: str
@@ -186,7 +186,7 @@ def findings(evidence: Evidence) -> list[Finding]:
     """What is wrong in a run, the most important first."""
     run, out = evidence.run, list[Finding]()
     if run.error is not None:
-        out.append(Ended(run.error.reason))
+        out.append(EndedEarly(run.error.reason))
     for rank, at in evidence.starved.items():
         out.append(Starved(rank, at["held"], at["wanted"]))
     out += _wrong(evidence)

@@ -11,7 +11,7 @@ from labkit.comm.replica_notes import (
     INPUT,
     REPLICATE,
     WEIGHT,
-    Cause,
+    DifferenceCause,
     NormNote,
     RankNotes,
     TensorNote,
@@ -49,15 +49,15 @@ def test_the_first_step_after_which_a_tensor_differs_is_told_with_both_values_an
 def test_the_sums_of_bits_are_told_where_the_sample_is_the_same():
     """Would catch a difference that is told by two equal values."""
     told = difference(of([note(0, 5, sample=(1.0,))], [note(0, 6, sample=(1.0,))]), True)
-    assert (told.index, told.values, told.cause) == (None, {0: 5.0, 1: 6.0}, Cause.BEFORE)
+    assert (told.index, told.values, told.cause) == (None, {0: 5.0, 1: 6.0}, DifferenceCause.BEFORE)
 
 
 @pytest.mark.parametrize(
     ("what", "why", "sent", "cause"),
     [
-        (GRADIENT, DDP, False, Cause.NOT_SENT),
-        (GRADIENT, DDP, True, Cause.LOCAL_GRADIENTS),
-        (INPUT, REPLICATE, True, Cause.INPUTS),
+        (GRADIENT, DDP, False, DifferenceCause.NOT_SENT),
+        (GRADIENT, DDP, True, DifferenceCause.LOCAL_GRADIENTS),
+        (INPUT, REPLICATE, True, DifferenceCause.INPUTS),
         (INPUT, DDP, True, None),
         (GRADIENT, REPLICATE, True, None),
     ],
@@ -88,7 +88,7 @@ def test_norms_of_pieces_that_differ_are_told_and_those_of_stages_are_not():
         rank: RankNotes((note(1, 6 + rank), note(1, 3, GRADIENT, "g")), (NormNote(1, BOTH, 1.0 + rank, False, ""),))
         for rank in BOTH
     }
-    assert difference(notes, True).cause is Cause.OWN_NORM
+    assert difference(notes, True).cause is DifferenceCause.OWN_NORM
 
 
 def test_counts_of_steps_are_compared_within_a_ddp_alone():

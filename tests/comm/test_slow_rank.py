@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from labkit.comm.slow_rank import Arrivals, Noise, chance
+from labkit.comm.slow_rank import CollectiveArrivals, Noise, chance
 
 QUIET = Noise({0: 0.0, 1: 0.0, 2: 0.0}, crowded=False)
 
 
 def arrivals_of(late_s, n_ranks=2, apart_s=0.1):
     """Collectives `apart_s` apart; `late_s` has (rank, seconds) of the last to come to each."""
-    arrivals = Arrivals()
+    arrivals = CollectiveArrivals()
     for number, (last, seconds) in enumerate(late_s):
         at = int(number * apart_s * 1e9)
         arrivals.add({rank: at + (int(seconds * 1e9) if rank == last else 0) for rank in range(n_ranks)})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.launch.long_messages import CAUSES, brief, cause_of
+from labkit.launch.long_messages import KNOWN, brief, cause_of
 from labkit.launch.reply import failure_of
 from labkit.launch.watch import same_failure
 
@@ -93,4 +93,4 @@ def test_a_message_that_nobody_knows_keeps_its_words_and_a_long_one_its_first_se
     failures = {rank: failure_of(ValueError(f"rank {rank} has 3 rows of rank 7"), "") for rank in (0, 1)}
     failures[2] = failure_of(ValueError("rank 2 has 4 rows of rank 7"), "")
     assert same_failure([0, 1, 2], failures) == [0, 1]
-    assert all(row.cause and row.repair for row in CAUSES)
+    assert all(row.cause and row.repair for row in KNOWN)

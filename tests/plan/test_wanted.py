@@ -11,7 +11,7 @@ from labkit.plan.partition.layout import Layout
 from labkit.plan.search.compared_with_published import held, within
 from labkit.plan.search.explain import explain
 from labkit.plan.search.nearest_runs import told
-from labkit.plan.search.room import besides, edge, loading, machine
+from labkit.plan.search.room import besides, edge, loading, machine_words
 from labkit.plan.search.search import EDGE, HEADROOM, Plan, plans
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
@@ -161,7 +161,7 @@ def test_what_takes_a_plan_from_the_edge_is_the_fastest_plan_that_is_not_there()
 def test_the_machine_and_what_else_wants_its_memory_are_said():
     """Would catch links of a machine that nobody has, of which nothing is said, and a room without its reason."""
     plan = Plan(LLAMA, Hardware.preset("rtx-4090"), Layout(8), Recipe("zero3", batch_size=8))
-    assert machine(plan) == (
+    assert machine_words(plan) == (
         "machine: 4 nodes of 2 rtx-4090; inside a node pcie4, 31.5 GB/s a device, between nodes ethernet, 1.25 GB/s a "
         "device (assumed, if not given)"
     )

@@ -17,7 +17,7 @@ LOOKED_AT = 40
 """Fastest plans whose memory is worked out where one that is not at the edge is looked for: each takes its time."""
 
 
-def machine(plan: Plan) -> str:
+def machine_words(plan: Plan) -> str:
     """`machine: 2 nodes of 8 h100; inside a node nvlink, 450 GB/s a device, ...`: what is assumed of the links."""
     hw, n = plan.hardware, plan.layout.size
     nodes = -(-n // hw.node_size)

@@ -265,8 +265,9 @@ class Search:
             return
         pairs = [("ddp", None), ("zero3", None)] if n_ranks > 1 else [("ddp", None)]
         tried = [strategy for strategy, _ in self.wanted.strategies(pairs)]
-        ways = [(strategy, again, rows) for strategy in tried for again in self.wanted.recomputations(("none", "full"))
-                for rows in self.wanted.rows(MICRO_ROWS, batch // n_ranks)]  # fmt: skip
+        recomputations = self.wanted.recomputations(("none", "full"))
+        sizes = self.wanted.rows(MICRO_ROWS, batch // n_ranks)
+        ways = [(strategy, recompute, rows) for strategy in tried for recompute in recomputations for rows in sizes]
         if not ways:
             reason = f"adapters are planned with ddp and zero3: {self.wanted} cannot be had"
             yield Plan(self.shape, self.hardware, layout, base, refused=reason, adapter=adapter)

@@ -106,28 +106,27 @@ def peak_bytes(rank: Rank) -> int:
 
 def highest(rank: Rank) -> Sum:
     """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first."""
-    return max((of_passes(rank), *of_optimizer(rank)), key=total)
+    return max((of_passes(rank), *of_optimizer(rank)), key=_total)
 
 
 def of_passes(rank: Rank) -> Sum:
     """The highest moment of forward and backward, in each turn of the rank's program that may be the fullest; or that
     between steps, if there is none higher."""
     passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
-    top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=total)
+    top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=_total)
     layers = [(one, k) for one in passes for k in one.layers]
     most, first = [one.most(k) for one, k in layers], -1
     for place in sorted(range(len(layers)), key=lambda place: -most[place]):
         if most[place] < top.total:
             break  # no moment of this layer is the highest, nor of those that are left
         one, k = layers[place]
-        moment = max(one.moments(k), key=total)
+        moment = max(one.moments(k), key=_total)
         if (moment.total, -place) > (top.total, -first):
             top, first = moment, place
     return top
 
 
-def total(moment: Sum) -> int:
-    """Bytes of a moment."""
+def _total(moment: Sum) -> int:
     return moment.total
 
 

@@ -107,7 +107,11 @@ def test_the_files_that_go_to_a_browser_need_only_python():
     names = zipfile.ZipFile(BytesIO(build.bundle())).namelist()
     assert {"labkit/__init__.pyi", "labkit/plan/search/search.py", "labkit/course/export/live/answers.py"} <= set(names)
     tables = [name for name in names if not name.endswith((".py", ".pyi"))]
-    assert tables == ["labkit/plan/machine/devices.toml", "labkit/plan/model/models.toml"]
+    assert tables == [
+        "labkit/plan/machine/devices.toml",
+        "labkit/plan/model/hf_config.toml",
+        "labkit/plan/model/models.toml",
+    ]
     heavy = "{'torch', 'numpy', 'matplotlib', 'IPython'} & {*sys.modules}"
     code = f"import sys, labkit.course.export.live.answers; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
