@@ -1,4 +1,4 @@
-"""Which ranks ought to hold the same tensor: those of DDP's group, and those along a DTensor's replicated dims.
+"""The ranks that ought to hold the same tensor: those of DDP's group, and those along a DTensor's replicated dims.
 
     mesh (dp 2, tp 2)   placed (Shard, Replicate)    rank 0: pieces [0] on (0, 1)       rank 2: pieces [1] on (2, 3)
     ranks  0 1

@@ -119,7 +119,7 @@ class CountDifference:
 
 @dataclass(frozen=True)
 class ComparedReplicas:
-    """How much was compared: tensors of each kind at how many moments, and up to which step."""
+    """The amount of what was compared: tensors of each kind, and the steps after which they were."""
 
     weights: int
     buffers: int
@@ -128,7 +128,7 @@ class ComparedReplicas:
 
 
 def compared(notes: Mapping[int, RankNotes]) -> ComparedReplicas:
-    """What two ranks or more have noted, so that it could be held against each other."""
+    """The notes that two ranks or more have made of the same thing, so that they could be compared."""
     groups = [group for group in _groups(notes).items() if len(group[1]) > 1]
     weights = {(name, ranks) for (_, what, name, ranks), _ in groups if what == WEIGHT}
     buffers = {(name, ranks) for (_, what, name, ranks), _ in groups if what == BUFFER}

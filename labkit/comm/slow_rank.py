@@ -32,7 +32,7 @@ FEWEST = 4
 
 
 class Late(NamedTuple):
-    """How often a rank was the last to come to a collective, of how many, and the seconds the others waited for it."""
+    """The number of times, of all, that a rank came last to a collective, and the seconds of waiting for it."""
 
     rank: int
     times: int
@@ -65,7 +65,7 @@ class SlowRank:
 
 
 class CollectiveArrivals:
-    """Who came last to each collective of two ranks or more, and how late; 20 bytes a collective."""
+    """The rank that came last to each collective of two ranks or more, and its lateness; 20 bytes a collective."""
 
     def __init__(self) -> None:
         """Nothing has met yet."""

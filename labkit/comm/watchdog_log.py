@@ -55,8 +55,8 @@ class Raised(NamedTuple):
 
 
 def read_log(path: Path, name: str) -> list[TimedOut | Raised]:
-    """What a log says, in the order of its lines; `name` is how the file is called in places. OSError if it cannot be
-    read; a byte that is no text is left out."""
+    """The events of a log, in the order of its lines; `name` is how the file is called in places. OSError if it cannot
+    be read; a byte that is no text is left out."""
     of_file = _rank_of(path)
     events: list[TimedOut | Raised] = []
     open_tracebacks: set[int | None] = set()

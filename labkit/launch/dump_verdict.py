@@ -285,7 +285,7 @@ class _Evidence:
 
 
 def what_is_below(backend: str, verb: str) -> str:
-    """What to look at when all ranks are in a collective of this backend, and it does not end."""
+    """The places to look at when all ranks are in a collective of this backend, and it does not end."""
     root = (
         f" Besides, no record keeps the root of a {verb}: see that all ranks name the same." if verb in ROOTED else ""
     )

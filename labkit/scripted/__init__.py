@@ -101,22 +101,22 @@ class ScriptReport:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What is wrong, the most important first; [] of a healthy run."""
+        """The findings, the most important first; [] of a healthy run."""
         return findings(self.evidence)
 
     @cached_property
     def advice(self) -> list[Finding]:
-        """What could be cheaper in a run that ended well."""
+        """The advice for a run that ended well: what could be cheaper."""
         return advice(self.evidence, any(isinstance(finding, Slow) for finding in self.findings))
 
     @cached_property
     def checks(self) -> list[Check]:
-        """What was held against what, and what was not."""
+        """The checks: what was held against what, and what was not."""
         return checks(self.evidence)
 
     @property
     def first(self) -> list[str]:
-        """What to look at first, as sentences: findings, then advice; or that nothing stands out."""
+        """Sentences to read first: findings, then advice; or that nothing stands out."""
         words = [finding.words for finding in (*self.findings, *self.advice)]
         return words or ["Nothing stands out in what was checked (below)."]
 
@@ -157,12 +157,12 @@ class ScriptReport:
 
     @property
     def checked(self) -> list[str]:
-        """What was held against what, as words."""
+        """The checks that were made, as words."""
         return [f"{check.what}: {check.how_many:,}" for check in self.checks if check.how_many]
 
     @property
     def unchecked(self) -> list[str]:
-        """What was not held against anything, with the reason, as words."""
+        """The checks that were not made, with the reason, as words."""
         return [f"{check.what} ({check.why_not})" for check in self.checks if not check.how_many]
 
     @property

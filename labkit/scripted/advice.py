@@ -1,4 +1,4 @@
-"""What could be cheaper in a script's run that ended well, or is worth a look, as values.
+"""Advice for a script's run that ended well, as values: what could be cheaper, or is worth a look.
 
     ManyBackwards     gradients are sent more than once in a step
     Exposed           a collective is on its way and nothing is computed
@@ -37,7 +37,7 @@ class ManyBackwards:
 
     @property
     def words(self) -> str:
-        """How often, and what sends them once."""
+        """The number of calls, and what sends them once."""
         once = "no_sync()" if self.what == "DDP" else "no_sync() (FSDP2: set_requires_gradient_sync(False))"
         return (
             f"{self.what} sends its gradients {self.times:.2f} times in a step of the optimizer: with several "
@@ -74,7 +74,7 @@ class Copies:
 
     @property
     def words(self) -> str:
-        """How much sharding would leave."""
+        """The bytes that sharding would leave."""
         return (
             f"Every rank holds a copy of {self.state_bytes:,} B of parameters, gradients and optimizer, "
             f"{self.state_bytes / self.peak_bytes:.0%} of its peak: sharding them over {self.n_ranks} ranks (ZeRO, "
@@ -92,7 +92,7 @@ class SmallCollective:
 
     @property
     def words(self) -> str:
-        """Where it is, and what it costs."""
+        """Its place, and what it costs."""
         return (
             f"{self.verb} at {self.place} is called in every step for {self.n_bytes:,} B: it costs a wait for "
             "everybody each time; do it every so many steps."
@@ -132,7 +132,7 @@ class ChangedPlaces:
 
 
 def advice(evidence: Evidence, found_slow: bool) -> list[Finding]:
-    """What could be cheaper in a run that ended well. With a slow rank, time on the wire tells nothing."""
+    """Advice for a run that ended well: what could be cheaper. With a slow rank, time on the wire tells nothing."""
     if not evidence.run.well:
         return []
     out: list[Finding] = [*_backwards(evidence), *([] if found_slow else _exposed(evidence))]

@@ -1,4 +1,4 @@
-"""What is known of a script's run, as numbers: bytes beside their laws, overlap, memory, what was compared.
+"""The evidence of a script's run, as numbers: bytes beside their laws, overlap, memory, what was compared.
 
 Each number is one of these: counted from torch's flight recorder on all ranks over the whole run (collectives, bytes
 by the law of a ring), measured in one or two steps (memory, overlap: probe/sampled.py), or the law that belongs to what
@@ -24,7 +24,7 @@ from labkit.comm.traffic_by_line import LineTraffic
 from labkit.launch.script import ScriptRun
 
 GATHERS, REDUCES = 2, 1
-"""How often FSDP gathers each parameter in a step, and reduce-scatters its gradient."""
+"""The number of times that FSDP gathers each parameter in a step, and reduce-scatters its gradient."""
 
 
 class Law(NamedTuple):
@@ -65,7 +65,7 @@ class Evidence:
 
     @cached_property
     def notes(self) -> dict[int, RankNotes]:
-        """What each rank has noted of the things that ought to be the same on others."""
+        """The notes of each rank, of the things that ought to be the same on others."""
         return {rank: seen["same"] for rank, seen in self.run.seen.items() if "same" in seen}
 
     @cached_property

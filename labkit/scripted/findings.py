@@ -1,5 +1,5 @@
-"""What is wrong in a script's run, and what was checked to know it, as values. The words are made of the values, never
-the other way round.
+"""The findings in a script's run, and the checks that were made for them, as values. The words are made of the values,
+never the other way round.
 
     finding    EndedEarly, Starved, ReplicasDiffer, NoGradients, NormsDiffer, CountsDiffer, Mismatched, SlowRank
     check      what was held against what, and how often; what could not be, and why
@@ -60,7 +60,7 @@ class Starved:
 
     @property
     def words(self) -> str:
-        """What it held most of."""
+        """The largest of what it held."""
         most = max(self.held, key=lambda kind: self.held[kind])
         total, wanted = sum(self.held.values()), f", wanted {self.wanted} more" if self.wanted else ""
         return f"Rank {self.rank} held {total:,} B in tensors, most of it {most} ({self.held[most]:,} B){wanted}."
@@ -150,7 +150,7 @@ class Mismatched:
 
     @property
     def words(self) -> str:
-        """What each rank called."""
+        """The call of each rank."""
         return f"It was completed, but the {told(self.meeting, ())}. What came out is not what either rank meant."
 
 
@@ -163,7 +163,7 @@ class Slow:
 
     @property
     def words(self) -> str:
-        """How often, how long at a time, and how long in all."""
+        """The number of times, the seconds of one, and those of all."""
         slow = self.rank
         without = "" if slow.queued_s is None else f"; for {slow.queued_s:.2g} s of it at most it had no core"
         return (
@@ -183,7 +183,7 @@ class Check:
 
 
 def findings(evidence: Evidence) -> list[Finding]:
-    """What is wrong in a run, the most important first."""
+    """The findings in a run, the most important first."""
     run, out = evidence.run, list[Finding]()
     if run.error is not None:
         out.append(EndedEarly(run.error.reason))
@@ -197,7 +197,7 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 
 def checks(evidence: Evidence) -> list[Check]:
-    """What was held against what in this run, and what was not."""
+    """The checks of this run: what was held against what, and what was not."""
     run, notes = evidence.run, evidence.notes
     looked = compared(notes)
     unseen = next((seen["unseen"] for seen in run.seen.values() if "unseen" in seen), "")

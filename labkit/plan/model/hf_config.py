@@ -39,7 +39,7 @@ SWITCHES = frozenset(("tied",))
 
 
 class Family(NamedTuple):
-    """How the configs of one `model_type` are read; hf_config.toml says what each table means."""
+    """The way to read the configs of one `model_type`; hf_config.toml says what each table means."""
 
     keys: Mapping[str, str]
     fixed: Mapping[str, Any]

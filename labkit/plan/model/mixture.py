@@ -38,7 +38,7 @@ def mixture(t: Terms) -> list[Row]:
 
 
 def gate_of_shared(t: Terms) -> Row:
-    """What all shared experts made, times one number a token: the sigmoid of a product of its own."""
+    """The result of all shared experts, times one number a token: the sigmoid of a product of its own."""
     d, out = t.shape.d_model, t.products
     saves, fresh = (("what the shared experts made", out), ("their weights", t.tokens * t.narrow)), d * t.wide
     return Row("shared gate", saves, (("shared_gate", d),), out, t.residual + 2 * out + fresh, t.residual + out, fresh)

@@ -1,4 +1,4 @@
-"""What stands beside a plan's numbers: the machine that is assumed, what else wants its memory, and how sure a fit is.
+"""Sentences beside a plan's numbers: the machine that is assumed, what else wants its memory, and how sure a fit is.
 
 Memory is foretold for labkit's own strategies, and others' runs differ from it: four of five published runs lie within
 `EDGE` of it (labkit.plan.search.search). A plan that holds so nearly what a device has is at the edge: it may fit.
@@ -29,7 +29,7 @@ def machine_words(plan: Plan) -> str:
 
 
 def besides(plan: Plan, headroom: float = HEADROOM) -> str:
-    """What is left alone of a device's memory, and for what."""
+    """A sentence: the memory that is left alone of a device, and its use."""
     memory = plan.hardware.memory_bytes.value
     left = headroom * memory
     return (

@@ -1,4 +1,4 @@
-"""What somebody has decided before a search of plans: the search tries that alone, and all else as before.
+"""Choices that somebody has made before a search of plans: the search tries them alone, and all else as before.
 
 plans(shape, "h100", 8, 64, strategy="zero3", recompute="full", n_micro=2, offload=True)
 """

@@ -224,7 +224,7 @@ class MicroBatchPass:
         yield self.sum(when, self.held(k, self.arrived(k)), before + layer.forward, 0)
 
     def between_halves(self) -> Iterator[Sum]:
-        """Where backward is cut in two, the moment between its halves."""
+        """The moment between the halves of a backward that is cut in two."""
         kept = self.rank.kept[self.turn.stage]
         if kept and not self.onward:
             when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
@@ -241,7 +241,7 @@ class MicroBatchPass:
 
     @property
     def wide(self) -> int:
-        """How many times as wide as it is made a gradient is while it arrives: it is widened for fp32 gradients."""
+        """The width of a gradient while it arrives, in widths in which it is made: 2 where it is widened to fp32."""
         return 1 + self.rank.recipe.fp32_gradients
 
     def backward(self, k: int) -> Iterator[Sum]:
