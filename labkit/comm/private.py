@@ -144,7 +144,7 @@ NAMES = (
     Name(f"{_FSDP}.FSDPParamGroup._module_fqn", "FSDP's unit in a row", "it is left out", kind=WORD),
     Name(
         "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data", "whether a hook sends DDP's gradients",
-        "it is taken for DDP's own sending", _nothing, ATTRIBUTE,
+        "it is taken for DDP's own sending", _nothing,
     ),
     Name("torch.distributed.fsdp._common_utils._is_fsdp_flattened", "pieces of FSDP1", "none is known", _nothing),
     Name("torch.distributed._functional_collectives", "whose a collective is", _ROWS, kind=WORD),

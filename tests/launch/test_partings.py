@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.comm.dumps import Dump, Frame, GroupMade, Record
-from labkit.launch.blackbox import Position
+from labkit.launch.blackbox import CodePosition
 from labkit.launch.hang_diagnosis import Whereabouts
 from labkit.launch.partings import parting_of_groups, parting_of_reduce
 from labkit.launch.postmortem import Stand, stalled, whereabouts
@@ -36,7 +36,7 @@ def test_ranks_that_are_all_in_new_group_meet_only_under_its_number_and_wait_onl
 
     def stand(rank, *groups):
         calls = (*made(*groups[:-1]), GroupMade(groups[-1][1], 5.0, False, Frame("main", "train.py", 9)))
-        at = Position("train.py", 9, "main", "", "new_group", None, ())
+        at = CodePosition("train.py", 9, "main", "", "new_group", None, ())
         return Stand(rank, "running", still=True, position=at, made=calls)
 
     everybody = (0, 1, 2)

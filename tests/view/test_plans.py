@@ -157,7 +157,7 @@ def test_nonsense_is_told_and_the_picture_stays():
     before, found = panel.shown.value, panel.answer
     for field, odd, said in (
         (panel.ranks, "1000000", "devices: a whole number from 1 to 65,536, got"),
-        (panel.rows, "2.5", "rows a step: a whole number from 1 to"),
+        (panel.rows, "2.5", "sequences a step: a whole number from 1 to"),
     ):
         good, field.value = field.value, odd
         assert said in panel.message.value
