@@ -18,7 +18,7 @@ from labkit.launch import system
 COLOURS = ("38;5;32", "38;5;208", "38;5;36", "38;5;162", "38;5;178", "38;5;74", "38;5;166", "38;5;245")
 """ANSI colours of the Okabe-Ito palette: told apart by people who cannot tell red from green."""
 
-_NOISE = ('  File "<string>", line 1 in <module>', "Extension modules: ", "USDT:")
+_NOISE = ('  File "<string>", line 1 in <module>', "Extension modules: ")
 """Beginnings of lines of a stack dump that never say where the mistake is."""
 _DUMPED = re.compile(r'  File "(.*)", line \d+ in ')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
@@ -50,6 +50,7 @@ class Tail:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.kept: list[str] = []
         self.partial, self.kept_bytes, self.hidden_bytes = "", 0, 0
+        self.redrawn = False
         return late
 
     def lines(self, end: bool = False) -> list[str]:
@@ -60,7 +61,9 @@ class Tail:
             text += self.decoder.decode(b"", final=True)
         if text or end:
             *whole, self.partial = (self.partial + text).split("\n")
+            self.redrawn &= not whole
             if "\r" in self.partial:  # a progress bar redraws its line: only the last state counts
+                self.redrawn = True
                 self.partial = self.partial[self.partial.rfind("\r", 0, -1) + 1 :]
             if end and self.partial:
                 whole.append(self.partial)
@@ -73,6 +76,12 @@ class Tail:
             )
             self.kept.append(out[-1])
         return out
+
+    @property
+    def bar(self) -> str:
+        """The line that the rank draws again and again, as progress bars do, as it stands now; "" if there is none.
+        It is among `lines` once it has ended."""
+        return _collapse(self.partial) if self.redrawn else ""
 
     @property
     def text(self) -> str:

@@ -63,6 +63,17 @@ class Bar:
             task = self.display.task_ids[0]
             self.display.update(task, total=total, completed=done, description=text, refresh=True)
 
+    @property
+    def shown(self) -> bool:
+        """True while it can be seen; False where nobody watches."""
+        return self.display is not None
+
+    def hide(self) -> None:
+        """Take the bar of a terminal away, so that lines can be printed; the next `draw` shows it again below them."""
+        if hasattr(self.display, "stop"):
+            self.display.stop()
+            self.display = None
+
     def end(self, text: str) -> None:
         """Take the bar away. A notebook cannot delete a single output, so there `text` takes its place."""
         if self.display is None:

@@ -39,6 +39,7 @@ from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import CodePosition
 from labkit.launch.core_shortage import CoreShortage
 from labkit.launch.device_choice import choose
+from labkit.launch.life_line import LifeLine, memory_words
 from labkit.launch.long_messages import HEADLINE, brief
 from labkit.launch.partings import parting_of_groups, parting_of_reduce
 from labkit.launch.postmortem import Stand, missed, reasons, stalled, whereabouts
@@ -161,8 +162,23 @@ class WatchedScript(Watch):
         self.port: int | None = None
         self.found_s: float | None = None
         self.told_straggler: object = None
+        self.life_line, self.memory = LifeLine(), list[str]()
         for tail in processes.tails:
             tail.budget_bytes = OUTPUT_BYTES
+
+    def print_lines(self, lines: list[tuple[int, str]]) -> None:
+        """Print lines of ranks, above the line of life."""
+        self.life_line.print_lines(lines)
+
+    def show(self, end: bool = False) -> None:
+        """Print what the ranks have printed since the last time, and draw the line of life, or take it away."""
+        super().show(end)
+        if end:
+            self.life_line.end()
+            return
+        n_steps = max((seen.get("n_steps", 0) for seen in self.seen.values()), default=0)
+        bars = {rank: bar for rank in self.ranks if (bar := self.processes.tails[rank].bar)}
+        self.life_line.draw([f"step {n_steps:,}"] * (n_steps > 0) + self.memory, bars)
 
     @property
     def pending(self) -> list[int]:
@@ -175,7 +191,10 @@ class WatchedScript(Watch):
         threads = max(1, (os.cpu_count() or 1) // n)
         words = os.path.join(processes.folder, "last_words")
         script = ScriptSpec(n, path, arguments, observe, record, words)
-        environment = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+        environment = {
+            "OMP_NUM_THREADS": str(threads),
+            "KINETO_LOG_LEVEL": "6",
+        }  # 5 is where torch's profiler says that it starts
         processes.spec = replace(
             processes.spec,
             module="labkit.launch.script_rank",
@@ -295,7 +314,9 @@ class WatchedScript(Watch):
     def _look(self, now: float) -> None:
         for rank in self.pending:
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
-        self.shortage.measure(self.processes.pids, [rank for rank in self.pending if rank not in self.over])
+        running = [rank for rank in self.pending if rank not in self.over]
+        self.shortage.measure(self.processes.pids, running)
+        self.memory = memory_words({rank: self.processes.pids[rank] for rank in running})
         for rank, since in self.over_at.items():
             if rank in self.pending and now - since > LEAVE_S:
                 self.reason = (
@@ -352,7 +373,7 @@ class WatchedScript(Watch):
         if late and self.told_straggler != (waiting[0].call, waiting[0].waits_for):
             self.told_straggler = waiting[0].call, waiting[0].waits_for
             together = [s for s in waiting if (s.axis, s.seq) == (waiting[0].axis, waiting[0].seq)]
-            print(delay_words(together, late, STRAGGLER_S), flush=True)
+            self.life_line.say(delay_words(together, late, STRAGGLER_S))
 
     # -- what it comes to --------------------------------------------------------------------------------------------
 

@@ -59,7 +59,11 @@ class Watch(WatchSteps):
 
     def show(self, end: bool = False) -> None:
         """Print what the ranks have printed since the last time."""
-        output.show([(rank, line) for rank in self.ranks for line in self.processes.tails[rank].lines(end)])
+        self.print_lines([(rank, line) for rank in self.ranks for line in self.processes.tails[rank].lines(end)])
+
+    def print_lines(self, lines: list[tuple[int, str]]) -> None:
+        """Print lines of ranks."""
+        output.show(lines)
 
     def _finished(self, rank: int) -> int:
         """What a rank has finished so far: if it grows, the rank stands in the same line and is not stuck."""
