@@ -316,7 +316,7 @@ class WatchedScript(Watch):
             self.still[rank] = self.still[rank] + 1 if _sleeps(self.processes.pids.get(rank)) else 0
         running = [rank for rank in self.pending if rank not in self.over]
         self.shortage.measure(self.processes.pids, running)
-        self.memory = memory_words({rank: self.processes.pids[rank] for rank in running})
+        self.memory = memory_words({rank: pid for rank, pid in self.processes.pids.items() if rank in running})
         for rank, since in self.over_at.items():
             if rank in self.pending and now - since > LEAVE_S:
                 self.reason = (
