@@ -235,7 +235,7 @@ class _Evidence:
             first = raised[0]
             return (
                 f"{name_ranks(missing).capitalize()} left no dump, and the log says of rank {first.rank}: {first.text} "
-                f"({first.place}). Mend that first."
+                f"({first.place}). Repair that first."
             )
         return (
             f"{name_ranks(missing).capitalize()} left no dump: look at {its} first, for the first exception. Who fails "

@@ -78,8 +78,8 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> tuple[int, ..
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, p: int, m: int, v: int, place: int) -> tuple[int, ...]:
-    """The same for `m` micro-batches on `p` ranks with `v` stages each: the law of the schedule says it
-    (labkit.plan.laws.schedules), or the fullest moment of its program."""
+    """The most micro-batches that the rank at `place` holds at once, for each of its `v` stages, of `m` micro-batches on
+    `p` ranks: by the law of the schedule (labkit.plan.laws.schedules), or at the fullest moment of its program."""
     if (held := LAWS[schedule].held) is not None:
         return held(p, m, v, place)
     return max((turn.held for turn in turns(schedule, p, m, v, place)), key=sum)
@@ -108,8 +108,8 @@ def _fullest_places(shape: ModelShape, schedule: str, p: int, m: int, v: int) ->
 
 
 def lighter_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int]:
-    """Of these ranks those that hold no more than the first one, whatever the strategy: as many blocks of each stage,
-    or fewer, as many micro-batches, and no embedding. A bound of the first rank is one of theirs.
+    """Of the ranks of `fullest_places` those that hold no more than rank 0, whatever the strategy: they have no more
+    blocks in any stage, no more micro-batches, and no embedding. A bound of rank 0 is a bound of theirs, too.
 
     None where blocks differ (experts in some of them), where backward is cut in two (the first rank keeps nothing for
     W), and where an optimizer's owners of whole matrices are not alike."""

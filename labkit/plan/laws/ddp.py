@@ -42,7 +42,7 @@ class DDPLaw(OneGroup):
         return HeldBytes(other=WAYS[choices.gradients].holds(group, moment))
 
     def rises(self, group: ShardedParameters, choices: Choices, layer: int) -> int:
-        """Nothing, or copies of what travels in fewer bytes."""
+        """0, or if gradients travel in fewer bytes the copies of all that may be coded meanwhile."""
         return self.copies(group.numel, group.largest_bucket * group.sums, choices)
 
     def between(
@@ -52,7 +52,7 @@ class DDPLaw(OneGroup):
         return HeldBytes()
 
     def decoding(self, group: ShardedParameters, choices: Choices) -> int:
-        """What the gradients' way needs."""
+        """Bytes of buckets that are decoded, if gradients travel in fewer bytes than they are added up in; else 0."""
         return WAYS[choices.gradients].decoding(group) if group.n > 1 else 0
 
     def owned(self, group: ShardedParameters) -> tuple[tuple[ParamGroup, int], ...]:

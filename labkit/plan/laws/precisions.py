@@ -60,7 +60,8 @@ class Precision:
         return self.way == "autocast"
 
     def units(self, scaling: str) -> str:
-        """How far a unit of its copies reaches; "" if it makes none."""
+        """The block of numbers that share a scale in copies of 8 bits or fewer: "tensor", "tiles" and so on; "" without
+        such copies."""
         return scaling if scaling in self.scalings else self.scalings[0] if self.scalings else ""
 
     def excludes(self, choices: Choices) -> Iterator[str]:

@@ -68,7 +68,7 @@ def read(file: Path = FILE) -> dict[str, Device]:
 
 
 def _parts(file: Path, tables: Mapping[str, Any]) -> tuple[dict[str, Practice], dict[str, Link]]:
-    """What runs lose, and links, by their names in this file."""
+    """The tables [practice.NAME] and [link.NAME] of this file: losses of real runs, and links, by their names."""
     practices, links = {}, {}
     for name, row in tables.get("practice", {}).items():
         place = f"{file.name}, [practice.{name}]"

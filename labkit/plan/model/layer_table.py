@@ -70,12 +70,12 @@ class LayerTable:
 
     @cached_property
     def tensors(self) -> Tensors:
-        """What is held between forward and backward, tensor by tensor."""
+        """(name, bytes) of each tensor that the layer saves in its forward and needs in its backward."""
         return tuple(tensor for row in self.rows for tensor in row.saves) if self.kept is None else self.kept
 
     @cached_property
     def held(self) -> int:
-        """Bytes of these."""
+        """Bytes of all tensors that the layer saves."""
         return sum(n_bytes for _, n_bytes in self.tensors)
 
     @cached_property

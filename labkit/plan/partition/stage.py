@@ -51,7 +51,7 @@ class StageTable:
 
     @cached_property
     def held_by_loss(self) -> int:
-        """Those of the loss, if it is in this stage."""
+        """Bytes that the loss saves for its backward; 0 in a stage without the loss."""
         return sum(one.held for one in self.layers if one.kind == "loss")
 
     @cached_property
@@ -172,7 +172,7 @@ class ShardedParameters:
 
     @cached_property
     def largest_bucket(self) -> int:
-        """Elements of the largest of them."""
+        """Elements of the largest bucket, padded."""
         return max(bucket.padded for bucket in self.buckets)
 
     @cached_property

@@ -24,7 +24,7 @@ PAUSE = re.compile(r"[.\-_]+")
 
 
 class TextPosition(NamedTuple):
-    """Where a word stands: line and column, both from 1."""
+    """The place of a word in the text of a schedule: line and column, both counted from 1."""
 
     line: int
     column: int
