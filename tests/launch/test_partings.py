@@ -60,8 +60,9 @@ dist.barrier()
 """
 
 
-def parted(folder, source, ranks=4, odd=0):
-    """Records of a job in which rank `odd` went to the barrier while the others called the next all_reduce."""
+def parted(folder, source, ranks=4, odd=0, gone=False):
+    """Records of a job in which rank `odd` went to the barrier while the others called the next all_reduce, or is
+    `gone`: it has called nothing more."""
     file = folder / "train.py"
     file.write_text(source)
 
@@ -71,7 +72,8 @@ def parted(folder, source, ranks=4, odd=0):
 
     def dump(rank):
         last = record(1, "barrier", 9) if rank == odd else record(1, "all_reduce", 8)
-        return Dump(rank, (record(0, "reduce", 4), last), {"0": tuple(range(ranks))}, {"0": 2})
+        after = () if gone and rank == odd else (last,)
+        return Dump(rank, (record(0, "reduce", 4), *after), {"0": tuple(range(ranks))}, {"0": 2})
 
     return [dump(rank) for rank in range(ranks)]
 
@@ -82,12 +84,14 @@ def test_a_decision_by_what_a_reduce_has_left_on_one_rank_is_told_with_both_line
     text = parting_of_reduce(parted(tmp_path, EARLY))
     assert "train.py:6 decides by `loss`" in text
     assert "the reduce of train.py:4 has summed for rank 0 alone" in text
+    assert parting_of_reduce(parted(tmp_path, EARLY, gone=True)) == text
 
 
 def test_a_reduce_is_no_cause_where_nothing_shows_it(tmp_path):
     """Would catch a reduce that is accused because it stands before a parting: another rank parted, the decision is the
     root's own, nobody decides by the tensor, or it was an all_reduce."""
     assert parting_of_reduce(parted(tmp_path, EARLY, odd=2)) == ""
+    assert parting_of_reduce(parted(tmp_path, EARLY, odd=2, gone=True)) == ""
     assert parting_of_reduce(parted(tmp_path, EARLY.replace("mean < best", "rank == 0 and mean < best"))) == ""
     assert parting_of_reduce(parted(tmp_path, EARLY.replace("mean < best", "step > 3"))) == ""
     assert parting_of_reduce(parted(tmp_path, EARLY.replace("dist.reduce", "dist.all_reduce"))) == ""

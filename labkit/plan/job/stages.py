@@ -78,8 +78,8 @@ def pairs_in_flight(recipe: Recipe, layout: Layout, place: int) -> tuple[int, ..
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, p: int, m: int, v: int, place: int) -> tuple[int, ...]:
-    """The most micro-batches that the rank at `place` holds at once, for each of its `v` stages, of `m` micro-batches on
-    `p` ranks: by the law of the schedule (labkit.plan.laws.schedules), or at the fullest moment of its program."""
+    """The most micro-batches that the rank at `place` holds at once, for each of its `v` stages, of `m` on `p` ranks:
+    by the law of the schedule (labkit.plan.laws.schedules), or at the fullest moment of its program."""
     if (held := LAWS[schedule].held) is not None:
         return held(p, m, v, place)
     return max((turn.held for turn in turns(schedule, p, m, v, place)), key=sum)
