@@ -73,7 +73,7 @@ def parted(folder, source, ranks=4, odd=0, gone=False):
     def dump(rank):
         last = record(1, "barrier", 9) if rank == odd else record(1, "all_reduce", 8)
         after = () if gone and rank == odd else (last,)
-        return Dump(rank, (record(0, "reduce", 4), *after), {"0": tuple(range(ranks))}, {"0": 2})
+        return Dump(rank, (record(0, "reduce", 4), *after), {"0": tuple(range(ranks))}, {"0": 1 + len(after)})
 
     return [dump(rank) for rank in range(ranks)]
 
