@@ -328,7 +328,7 @@ LABS = (
         ),
         widget(
             "08-42", "Play",
-            sees("rows on a rank", "ms a row, 64 GPUs, infiniband between nodes, amp"),
+            sees("sequences on a rank", "ms a sequence, 64 GPUs, infiniband between nodes, amp"),
             chooses(0, "ethernet"), sees("64 GPUs, ethernet between nodes, amp"),
             chooses(1, "512"), sees("512 GPUs, ethernet between nodes, amp"),
             chooses(2, "fp32"), sees("512 GPUs, ethernet between nodes, fp32"),
