@@ -23,6 +23,7 @@ from labkit.launch.state import ClusterState
 from labkit.launch.status import Status, status_of
 from labkit.launch.verdict import proved
 from labkit.launch.zygote import Gone, zygote
+from labkit.plan.checks import is_number
 from labkit.plan.machine.topology import Links
 
 
@@ -70,8 +71,10 @@ class BareCluster:
         wire: str = "shared",
         blocking: bool = True,
     ):
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+        if timeout_s is not None and not is_number(timeout_s, above=True):
+            raise ValueError(
+                f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
+            )
         working_folders.check()
 
         def start() -> None:
@@ -139,8 +142,10 @@ class BareCluster:
         the ranks send each other: gloo, NCCL, and torch's store, which listen on the nodes. torch wants a network that
         can be trusted, and so does a joined cluster. ValueError for numbers that do not fit each other.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+        if timeout_s is not None and not is_number(timeout_s, above=True):
+            raise ValueError(
+                f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
+            )
         processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
         cluster = cls.__new__(cls)
         cluster._begin(processes, processes.choice, timeout_s)

@@ -48,6 +48,7 @@ from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
 from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
+from labkit.plan.checks import is_number
 
 START_S = 120.0
 LOOK_S = 0.5
@@ -119,8 +120,8 @@ def watch_script(
     if isinstance(arguments, str) or not all(isinstance(word, str | int | float | Path) for word in arguments):
         raise ValueError(f'a script gets words and numbers, each by itself, such as "--lr", 0.1; got {arguments!r}')
     words = tuple(str(word) for word in arguments)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+    if timeout_s is not None and not is_number(timeout_s, above=True):
+        raise ValueError(f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}")
     working_folders.check()
     choice = choose(n_ranks, "cpu")
     processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
@@ -425,6 +426,11 @@ class WatchedScript(Watch):
             if broken is not None:
                 rank, without = broken
                 return rank, f"rank {rank} has ended its script {without}"
+            ends = list(self.over)  # in the order in which they came
+            gone = [rank for rank in ends[: ends.index(next(iter(failures)))] if rank not in failures]
+            if gone:
+                early, others = map(hang_diagnosis.name_ranks, (sorted(gone), sorted(failures)))
+                return gone[0], f"{early} ended the script first, and then the connections of {others} broke"
             return any_failure(failures)
         return None, ""
 
