@@ -13,6 +13,9 @@ from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 
 ROWS = 5
+MOST_OTHERS = 0.02
+"""Share of a W in bf16 that may be rounded to the other side, since a sum in float32 is itself rounded. Of a sum in
+bf16 it is a fifth and more."""
 
 
 class MergingLoRA:
@@ -63,10 +66,13 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: float, x: Tensor) -> Any:
     """W and y with the correction beside W, merged, merged once more, taken out, taken out once more, merged again."""
-    before, layer, replies = weight.clone(), attempt(weight, a, b, alpha), {}
+    before, layer, replies = weight.clone(), attempt(weight, a, b, alpha), dict[str, Any]()
     replies["y, not merged"] = layer.forward(x).clone()
     layer.merge_()
     replies["W, merged"], replies["y, merged"] = weight.clone(), layer.forward(x).clone()
+    rounded_once = (before.double() + alpha / len(a) * b.double() @ a.double()).to(weight.dtype)
+    others = float((weight != rounded_once).double().mean())
+    replies["W is the sum, rounded once"] = weight.dtype == torch.float32 or others < MOST_OTHERS
     layer.merge_()
     replies["W, merge_ called again"], replies["y, merge_ called again"] = weight.clone(), layer.forward(x).clone()
     layer.unmerge_()
@@ -87,7 +93,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     merged, y = exact.to(case.dtype), (x.double() @ exact.T).to(case.dtype)
     answers: dict[str, Any] = {f"W, {when}": merged for when in ("merged", "merge_ called again", "merged again")}
     answers |= {f"y, {when}": y for when in ("not merged", "merged", "merge_ called again", "taken out")}
-    return [{**answers, "W, taken out": weight, "W has its old bits": True}]
+    return [{**answers, "W, taken out": weight, "W has its old bits": True, "W is the sum, rounded once": True}]
 
 
 PROBLEM = Problem(

@@ -50,8 +50,8 @@ def cases() -> Sequence[Case]:
         Case.of(1, k=2, capacity=None, tokens=9, experts=4, width=3),
         Case.of(1, torch.float64, k=1, capacity=1.0, tokens=20, experts=4, width=5),
         Case.of(1, k=2, capacity=0.8, tokens=23, experts=6, width=4).among(
-            Case.of(1, k=2, capacity=0.7, tokens=26, experts=5, width=4),
-            Case.of(1, torch.float64, k=2, capacity=0.6, tokens=29, experts=7, width=2),
+            Case.of(1, k=2, capacity=0.7, tokens=29, experts=5, width=4),
+            Case.of(1, torch.float64, k=2, capacity=0.65, tokens=27, experts=7, width=2),
         ),
         Case.of(1, k=1, capacity=None, tokens=7, experts=3, width=2),
     ]
@@ -78,7 +78,8 @@ def drawn(case: Case) -> tuple[Tensor, Tensor]:
         orders: list[Callable[[Route], Any]] = [lambda r: (-r[0], -r[1]), lambda r: -float(p[r[0], r[2]])]
         orders += [lambda r: (r[1], r[0])] if case["k"] > 1 else []
         right = served(routes, room)
-        other_rooms = {room - 1, room + 1, math.ceil(case["capacity"] * n / n_expert)} - {room}
+        cut = math.ceil(int(case["capacity"] * case["k"] * n) / n_expert)  # to whole rows before it is shared out
+        other_rooms = {room - 1, room + 1, math.ceil(case["capacity"] * n / n_expert), cut} - {room}
         wrong = [served(sorted(routes, key=key), room) for key in orders] + [served(routes, m) for m in other_rooms]
         split = case["k"] == 1 or any(sum(r in right for r in routes if r[0] == token) == 1 for token in range(n))
         return split and all(sorted(kept) != sorted(right) for kept in wrong)

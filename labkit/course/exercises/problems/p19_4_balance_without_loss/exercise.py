@@ -53,20 +53,19 @@ class BalancedRouter:
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks; tokens of a micro-batch, steps, and micro-batches in a step."""
     return [
-        Case.of(2, k=2, experts=4, tokens=6, steps=4, micro=2),
-        Case.of(4, k=1, experts=4, tokens=5, steps=5, micro=1),
-        Case.of(3, k=2, experts=6, tokens=7, steps=4, micro=2).among(
-            Case.of(4, k=3, experts=5, tokens=5, steps=4, micro=2),
-            Case.of(2, k=2, experts=8, tokens=10, steps=4, micro=3),
+        Case.of(2, k=2, experts=4, tokens=6, steps=4, micro=2, rate=0.05),
+        Case.of(4, k=1, experts=4, tokens=5, steps=5, micro=1, rate=0.03),
+        Case.of(3, k=2, experts=6, tokens=7, steps=4, micro=2, rate=0.08).among(
+            Case.of(4, k=3, experts=5, tokens=5, steps=4, micro=2, rate=0.07),
+            Case.of(2, k=2, experts=8, tokens=10, steps=4, micro=3, rate=0.06),
         ),
-        Case.of(1, k=1, experts=3, tokens=11, steps=5, micro=1),
+        Case.of(1, k=1, experts=3, tokens=11, steps=5, micro=1, rate=0.04),
     ]
 
 
-def by_step(case: Case) -> tuple[list[list[Micro]], float]:
-    """Logits by step, rank and micro-batch, and a rate, with which biases change choices, and some expert has just the
-    mean, or the mean rounded down where that is no whole number."""
-    rate = 0.05
+def by_step(case: Case) -> list[list[Micro]]:
+    """Logits by step, rank and micro-batch, with which biases change choices, and some expert has just the mean, or the
+    mean rounded down where that is no whole number."""
 
     def make(dice: Random) -> list[list[Micro]]:
         def one() -> Tensor:
@@ -76,7 +75,7 @@ def by_step(case: Case) -> tuple[list[list[Micro]], float]:
 
         return [[[one() for _ in range(case["micro"])] for _ in range(case.n_ranks)] for _ in range(case["steps"])]
 
-    return case.draw(make, lambda steps: _tells(case, steps, rate)), rate
+    return case.draw(make, lambda steps: _tells(case, steps, case["rate"]))
 
 
 def _tells(case: Case, steps: list[list[Micro]], rate: float) -> bool:
@@ -112,9 +111,12 @@ def _sign(load: Tensor) -> Tensor:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """A rank's logits by step and micro-batch, what pulls at its weights, and the router's numbers."""
-    steps, rate = by_step(case)
+    steps = by_step(case)
     pull = case.random(case["tokens"], case["k"], key=3)
-    return [([ranks[rank] for ranks in steps], pull, case["experts"], case["k"], rate) for rank in range(case.n_ranks)]
+    return [
+        ([ranks[rank] for ranks in steps], pull, case["experts"], case["k"], case["rate"])
+        for rank in range(case.n_ranks)
+    ]
 
 
 def play(attempt: Any, group: Group, steps: list[Micro], pull: Tensor, n_expert: int, k: int, rate: float) -> Any:
