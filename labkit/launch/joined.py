@@ -279,6 +279,11 @@ class JoinedRanks(Ranks):
             if rank in self.peers and rank in self.pids:
                 self._write(self.peers[rank], b"c", pickle.dumps((question, detail)))
 
+    def answer(self, rank: int, kind: str, *rest: Any) -> None:
+        """Send a message to the debugger of `rank`, which waits for it."""
+        if rank in self.peers and rank in self.pids:
+            self._write(self.peers[rank], b"d", pickle.dumps((kind, *rest)))
+
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks, by way of their posts."""
         for rank in ranks:

@@ -44,6 +44,10 @@ class Reach(Protocol):
         """Ask the control threads of `ranks`; the answers come as events."""
 
     @abstractmethod
+    def answer(self, rank: int, kind: str, *rest: Any) -> None:
+        """Send a message to the debugger of `rank`, which waits for it."""
+
+    @abstractmethod
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks."""
 
