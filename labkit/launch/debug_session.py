@@ -121,6 +121,8 @@ class DebugSession:
 
     def _open(self, rank: int, ranks: Parked) -> None:
         first = self.rank is None
+        ranks.hear()  # the others are on their way to where they will wait, or to breakpoints of their own
+        ranks.hear()
         self.rank = rank
         self.announced.discard(rank)
         stances = ranks.ask_all()

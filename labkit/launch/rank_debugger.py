@@ -17,7 +17,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterable
-from types import MethodType, TracebackType
+from types import FrameType, MethodType, TracebackType
 from typing import Any
 
 import zmq
@@ -106,8 +106,8 @@ class RankPdb(pdb.Pdb):
         nosigint: bool = False, readrc: bool = True, **options: Any,
     ):  # fmt: skip
         # nosigint: SIGINT is the stop button here, and `c` would take it for pdb
-        streams: list[Any] = [stdin or self.keyboard, stdout or self.keyboard]
-        super().__init__(completekey, *streams, [*(skip or ()), OUR_MODULES], True, readrc, **options)
+        stdin, stdout, modules = stdin or self.keyboard, stdout or self.keyboard, [*(skip or ()), OUR_MODULES]
+        super().__init__(completekey, stdin, stdout, modules, nosigint=True, readrc=readrc, **options)
         self.prompt = f"(Pdb rank {self.keyboard.rank}) "
         self.is_over = False
 
@@ -124,6 +124,14 @@ class RankPdb(pdb.Pdb):
         source = linecache.getline(code.co_filename, line).strip()
         self.keyboard.place = code.co_filename, line, source
         super().interaction(frame, *raised)
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        """Stop where a function returns. Behind the user's last one no step leads further: the launcher goes on, and
+        what it calls of other libraries."""
+        super().user_return(frame, return_value)
+        caller = frame.f_back
+        if caller is not None and self.is_skipped_module(str(caller.f_globals.get("__name__"))):
+            self.set_continue()
 
     def do_quit(self, arg: str) -> bool | None:
         """q(uit) | exit | end of file

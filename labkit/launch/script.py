@@ -388,7 +388,8 @@ class WatchedScript(Watch):
             elif rank in self.ended:
                 state, detail = "dead", str(self.ended[rank])
             position, messages, dump = self.positions.get(rank, (None, [], None))
-            still = self.still[rank] > 1 or self.failed_at is not None
+            asleep = bool(self.debugger.prompts) and _sleeps(self.processes.pids.get(rank))
+            still = asleep or self.still[rank] > 1 or self.failed_at is not None
             made = self.made.get(rank, ())
             stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump, made))
         return self.stopped_in_debugger(whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic()))
