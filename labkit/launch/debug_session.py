@@ -161,14 +161,16 @@ class DebugSession:
             try:
                 return f"{self.read_line(prompt)}\n"
             except EOFError as error:
-                print(flush=True)  # the prompt stands alone on its line
+                print(flush=True)
                 return "" if _at_a_terminal() else NoKeyboard(str(error) or "end of file")
             except (OSError, RuntimeError, ValueError) as error:  # no stdin, or a front end that cannot ask
-                return NoKeyboard(str(error))
+                return NoKeyboard(str(error).rstrip("."))
             finally:
                 over.set()
                 _join(listener)
         except KeyboardInterrupt:
+            if _at_a_terminal():
+                print(flush=True)  # the prompt stands alone on its line
             if stop.is_set() or not broken_off():
                 raise
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pdb
 import pty
 import re
 import signal
@@ -85,7 +84,9 @@ def test_a_person_takes_her_time_at_a_line_of_one_rank_while_the_others_wait_for
 
 
 @pytest.mark.parametrize("leave", ["q", stop_button], ids=["q", "stop button"])
-@pytest.mark.parametrize("n_ranks", [2, pytest.param(1, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.rest)])
+@pytest.mark.parametrize(
+    "n_ranks", [2, pytest.param(1, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.rest)]
+)
 def test_leaving_the_debugger_stops_all_ranks_and_keeps_them(leave, n_ranks):
     """Would catch ranks that stay in their collective, code that goes on after `except Exception`, and a stop button
     that pdb takes for the end of a command."""
@@ -147,3 +148,150 @@ def test_a_rank_that_is_a_thread_says_where_there_is_a_debugger():
     with pytest.raises(RuntimeError, match=r"labkit.run\(fn, n_ranks=2\)"):
         run_threads(sum_of_ranks, 2)
     assert sys.breakpointhook is hook
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+
+def step(x):
+    if dist.get_rank() == 1 and sys.argv[1] == "stop":
+        breakpoint()
+        x = x + 0
+    if dist.get_rank() == 1 and sys.argv[1] == "raise":
+        raise ValueError(f"the loss is {x.item()}")
+    dist.all_reduce(x)
+    return x.item()
+
+dist.init_process_group("gloo")
+print(step(torch.ones(1)))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A script whose rank 1 stops at a line or raises an error, while rank 0 waits in a sum."""
+    path = tmp_path / "program.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.slow
+def test_a_script_stops_where_a_rank_raises_and_its_report_comes_afterwards(program, capsys):
+    """Would catch ranks that are ended while a person looks, a debugger that opens on another rank, `q` after an
+    exception that takes the report away, and a rank that is not there."""
+    report = script(program, 2, ["raise"], break_on_error=1, read_line=typed("others", "p x + 41", "q"), quiet=True)
+    printed = capsys.readouterr().out
+    assert "rank 1 is stopped in the debugger, program.py:9: raise ValueError" in printed
+    assert printed.count("waiting for rank 1, program.py:10: dist.all_reduce(x)") == 2
+    assert "tensor([42.])" in printed
+    assert report.run.error.reason == "rank 1 raised ValueError: the loss is 1.0"
+    report = script(program, 2, ["raise"], break_on_error=0, read_line=typed(), quiet=True)
+    assert report.run.error.reason == "rank 1 raised ValueError: the loss is 1.0"
+    with pytest.raises(ValueError, match="break_on_error=2: the ranks of this script are 0 to 1"):
+        script(program, 2, break_on_error=2)
+
+
+def at_a_terminal(command: list[str], *steps: tuple[str, str | Callable[[str], Any]]) -> tuple[str, int]:
+    """Run a command on a terminal of its own. Each step waits for a text and then types, or does something with what
+    was shown since the step before; the text of all, and the exit code."""
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    shown, at, left = "", 0, list(steps)
+    try:
+        while True:
+            try:
+                shown += os.read(terminal, 1 << 16).decode(errors="replace")
+            except OSError:  # nobody has it open any more
+                return shown, process.wait(LONG_S)
+            while left and left[0][0] in shown[at:]:
+                _, action = left.pop(0)
+                new, at = shown[at:], len(shown)
+                if isinstance(action, str):
+                    os.write(terminal, action.encode())
+                else:
+                    action(new)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "code", "last"),
+    [
+        ("q\n", 130, "Stopped."),
+        ("c\n", 0, "ended well"),
+        ("kill", 1, "rank 1 was killed by SIGKILL"),
+        pytest.param("\x04", 130, "Stopped.", marks=pytest.mark.rest),  # control-D
+    ],
+    ids=["q", "c", "kill", "end of file"],
+)
+def test_a_script_is_debugged_at_a_terminal_and_leaves_nothing(program, way, code, last):
+    """Would catch a debugger that wants more than a terminal has, a prompt that goes on when its rank is gone, and
+    processes that stay."""
+
+    def kill(text: str) -> None:
+        os.kill(int(re.findall(r"^(\d+)\r?$", text, re.MULTILINE)[-1]), signal.SIGKILL)
+
+    prompt = "(Pdb rank 1) "
+    ways = [("\n" + prompt, "p __import__('os').getpid()\n"), ("\n" + prompt, kill if way == "kill" else way)]
+    shown, ended = at_a_terminal([sys.executable, "-m", "labkit", "script", "-n", "2", str(program), "stop"], *ways)
+    assert (ended, last in shown) == (code, True), shown
+    pid = int(re.findall(r"^(\d+)\r?$", shown, re.MULTILINE)[-1])
+    assert until(lambda: not psutil.pid_exists(pid))
+    assert not [p for p in psutil.process_iter() if str(program) in " ".join(_words(p))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.slow
+def test_a_cell_is_debugged_in_a_notebook_and_the_stop_button_frees_all():
+    """Would catch a kernel that cannot be stopped at the prompt, `%%ranks` whose last expression no step leads to, and
+    a cell that hangs where nobody can be asked."""
+    manager, client = fresh_kernel()
+    try:
+
+        def cell(code: str, *lines: str, keyboard: bool = True) -> tuple[str, str | None]:
+            out, left = list[str](), list(lines)
+
+            def hear(message: dict[str, Any]) -> None:
+                content = message["content"]
+                out.append(content.get("text", "") + "\n".join(content.get("traceback", [])))
+
+            def type_line(message: dict[str, Any]) -> None:
+                assert message["content"]["prompt"] == "(Pdb rank 1) "
+                line = left.pop(0)
+                manager.interrupt_kernel() if line == "stop" else client.input(line)
+
+            options = {"output_hook": hear, "stdin_hook": type_line, "timeout": LONG_S, "allow_stdin": keyboard}
+            reply = client.execute_interactive(code, **options)
+            assert not left
+            return "".join(out), reply["content"].get("ename")
+
+        cell("%load_ext labkit\nimport labkit\ncluster = labkit.Cluster(2, device='cpu', quiet=True)")
+        stop = "%%ranks\nx = torch.ones(1)\nif rank == 1:\n    breakpoint()\nx += 1\ngroup.all_reduce(x)"
+        printed, error = cell(stop, "n", "n", "c")
+        assert error is None
+        assert "line 5 of the cell: x += 1" in printed
+        assert "waiting for rank 1, line 6 of the cell: group.all_reduce(x)" in printed
+        assert "--Return--" in printed, "two steps lead over the last expression"
+        assert "rank 1: tensor([4.])" in printed
+        printed, error = cell(stop, "stop")
+        assert error == "KeyboardInterrupt"
+        assert "All ranks are still there, with their names" in printed
+        printed, error = cell(stop, keyboard=False)
+        assert error == "WorkerError"
+        assert "wants a keyboard, and there is none" in printed
+        assert cell("print(cluster.state['x'][0].item())") == ("1.0\n", None)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
