@@ -44,7 +44,7 @@ class Parked(Protocol):
         """Ask all ranks where they are, and wait a moment for the answers."""
 
 
-class Prompt(NamedTuple):
+class DebuggerPrompt(NamedTuple):
     """A debugger waits for a line: the text that it has printed since the last one, and the place where it stands."""
 
     text: str
@@ -69,7 +69,7 @@ class DebugSession:
 
     def __init__(self, processes: Ranks, read_line: ReadLine | None):
         self.processes, self.read_line = processes, read_line or _typed
-        self.prompts: dict[int, Prompt] = {}
+        self.prompts: dict[int, DebuggerPrompt] = {}
         self.rank: int | None = None
         self.left: int | None = None
         self.answered_at = 0.0
@@ -78,7 +78,7 @@ class DebugSession:
     def take(self, event: RankMessage) -> None:
         """Take in what the debugger of a rank says, or the end of a rank."""
         if event.kind == "prompt":
-            self.prompts[event.rank] = Prompt(*event.what)
+            self.prompts[event.rank] = DebuggerPrompt(*event.what)
         elif event.kind == "quit":
             self.left = event.rank
         elif event.kind == "ended":

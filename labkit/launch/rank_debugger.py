@@ -10,6 +10,7 @@ wait for it in their collectives.
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 import pdb
@@ -35,27 +36,18 @@ class DebuggerQuit(BaseException):
     It is no Exception, so that no `except Exception` of the user's goes on with the work."""
 
 
-class Keyboard:
-    """Standard input and output of a rank's debugger. Any thread of the rank may use it, one at a time."""
-
-    encoding = "utf-8"
+class Keyboard(io.StringIO):
+    """Standard input and output of a rank's debugger. What is written is kept, and sent when a line is asked for; it
+    ends with the prompt. Any thread of the rank may ask, one at a time."""
 
     def __init__(self, context: zmq.Context, address: str, rank: int):
+        super().__init__()
         self.context, self.address, self.rank, self.pid = context, address, rank, os.getpid()
         self.channel: zmq.Socket | None = None
         self.in_turn = threading.Lock()
-        self.text: list[str] = []
         self.place = ("", 0, "")
 
-    def write(self, text: str) -> int:
-        """Keep the text: it is sent when the next line is asked for, and ends with the prompt."""
-        self.text.append(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing: see `write`."""
-
-    def readline(self) -> str:
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # as StringIO's own
         """The next line. DebuggerQuit on the stop button, RuntimeError where nobody can type."""
         if os.getpid() != self.pid:
             raise RuntimeError(
@@ -64,7 +56,9 @@ class Keyboard:
             )
         sys.stdout.flush()
         with self.in_turn:
-            text, self.text = "".join(self.text), []
+            text = self.getvalue()
+            self.seek(0)
+            self.truncate()
             try:
                 self._send("prompt", text, *self.place)
                 kind, *rest = pickle.loads(self._connected().recv())
@@ -81,7 +75,8 @@ class Keyboard:
 
     def leave(self) -> None:
         """Tell the parent that all ranks are to stop, and stop this one: DebuggerQuit."""
-        self._send("quit")
+        with self.in_turn:
+            self._send("quit")
         raise DebuggerQuit("the debugger was left by q")
 
     def _send(self, *message: Any) -> None:

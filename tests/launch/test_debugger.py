@@ -75,12 +75,14 @@ def test_a_person_takes_her_time_at_a_line_of_one_rank_while_the_others_wait_for
         late_s[0] += 1000.0
         return "p x * 100"
 
-    with ranks(3, ponder, "others", "n", "n", "n", "n") as cluster:
+    with ranks(3, ponder, "others", "r", "n") as cluster:
         assert [reply.value for reply in cluster.run(sum_of_ranks, pause_s=0.2)] == [6.0] * 3
         printed = capsys.readouterr().out
         assert cluster.run(lambda group: group.size)[0].value == 3
-    line = sum_of_ranks.__code__.co_firstlineno + 7
-    assert f"rank 1 is stopped in the debugger, test_debugger.py:{line}: x = x + 0\n" in printed
+    place = re.search(r"rank 1 is stopped in the debugger, test_debugger.py:(\d+): (.*)\n", printed).groups()
+    source = Path(__file__).read_text().splitlines()[int(place[0]) - 1].strip()
+    assert place[1] == source
+    assert source in ("breakpoint()", "x = x + 0")  # from Python 3.13 on, and before
     assert "(Pdb rank 1) p x * 100\ntensor([200.])\n" in printed
     assert printed.count("rank 0 has been in all_reduce #1 on world") == 2  # when it opens, and when asked
     assert printed.count(", waiting for rank 1, ") == 4
@@ -122,12 +124,12 @@ def test_two_ranks_at_a_breakpoint_have_their_debuggers_one_after_the_other(caps
         total = group.all_reduce(torch.ones(1)).item()
         return total
 
-    with ranks(2, "n", "n", "p 10 + total", "c", "p 20 + total", "c") as cluster:
+    with ranks(2, "r", "r", "p 10 + total", "c", "p 20 + total", "c") as cluster:
         assert [reply.value for reply in cluster.run(one_after_the_other)] == [2.0] * 2
     printed = capsys.readouterr().out
     first, second = re.search(r"rank (\d) has stopped, too: its debugger waits until rank (\d)", printed).groups()[::-1]
     order = re.findall(r"\(Pdb rank (\d)\) (\w)", printed)
-    assert order == [(first, "n"), (second, "n"), (second, "p"), (second, "c"), (first, "p"), (first, "c")]
+    assert order == [(first, "r"), (second, "r"), (second, "p"), (second, "c"), (first, "p"), (first, "c")]
     assert "12.0\n" in printed
     assert "22.0\n" in printed
 
@@ -284,14 +286,14 @@ def test_a_cell_is_debugged_in_a_notebook_and_the_stop_button_frees_all():
 
         cell("%load_ext labkit\nimport labkit\ncluster = labkit.Cluster(2, device='cpu', quiet=True)")
         stop = "%%ranks\nx = torch.ones(1)\nif rank == 1:\n    breakpoint()\nx += 1\ngroup.all_reduce(x)"
-        printed, error = cell(stop, "n", "n", "c")
+        printed, error = cell(stop, "until 5", "n", "c")
         assert error is None
-        assert "line 4 of the cell: x += 1" in printed
+        assert re.search("rank 1 is stopped in the debugger, line [34] of the cell", printed)
         assert "waiting for rank 1, line 5 of the cell: group.all_reduce(x)" in printed
-        assert "--Return--" in printed, "two steps lead over the last expression"
+        assert "--Return--" in printed, "a step leads over the last expression"
         assert "rank 1: tensor([4.])" in printed
         printed, error = cell(stop, "stop")
-        assert error == "KeyboardInterrupt"
+        assert error == "Stopped"
         assert "All ranks are still there, with their names" in printed
         printed, error = cell(stop, keyboard=False)
         assert error == "WorkerError"
