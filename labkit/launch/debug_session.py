@@ -45,8 +45,10 @@ class Parked(Protocol):
 
 
 class DebuggerPrompt(NamedTuple):
-    """A debugger waits for a line: the text that it has printed since the last one, and the place where it stands."""
+    """A debugger waits for a line: the number of its question, the text that it has printed since the last one, and the
+    place where it stands."""
 
+    number: int
     text: str
     file: str
     line: int
@@ -111,12 +113,12 @@ class DebugSession:
             return
         answer = ("line", line) if isinstance(line, str) else ("no keyboard", line.why)
         self.answered_at = time.monotonic()
-        self.processes.answer(rank, *answer)
+        self.processes.answer(rank, asked.number, *answer)
 
     def end(self) -> None:
         """Let every debugger that still waits for a line raise DebuggerQuit in its rank."""
-        for rank in self.prompts:
-            self.processes.answer(rank, "quit")
+        for rank, asked in self.prompts.items():
+            self.processes.answer(rank, asked.number, "quit")
         self.prompts.clear()
 
     def _open(self, rank: int, ranks: Parked) -> None:

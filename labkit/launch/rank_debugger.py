@@ -1,7 +1,7 @@
 """pdb in a rank: `breakpoint()` stops there, and its lines are typed in the cell or terminal that started the ranks.
 
-    rank      breakpoint() -> pdb -> Keyboard.readline     ("prompt", text, file, line, source)  --->
-    parent    DebugSession (debug_session.py)              <---  ("line", text)   ("quit",)   ("no keyboard", why)
+    rank      breakpoint() -> pdb -> Keyboard.readline     ("prompt", number, text, file, line, source)  --->
+    parent    DebugSession (debug_session.py)              <---  (number, "line", text) | "quit" | "no keyboard", why
 
 `install` puts a debugger of this kind in the place of pdb's own, so that breakpoint(), pdb.set_trace() and
 pdb.post_mortem() all open it. A rank has no terminal: it stands in `readline` until a line comes, while the other ranks
@@ -25,6 +25,8 @@ import zmq
 
 from labkit.comm.libraries import within
 
+LOOK_MS = 500
+"""A thread that waits for a line looks this often whether its call is over."""
 OUR_MODULES = "labkit.launch.*"
 """Modules in which the debugger does not stop: behind the end of the user's function the launcher goes on."""
 _FILES = ("python/pdb.py", "python/bdb.py", "python/cmd.py", "labkit/launch/rank_debugger.py")
@@ -38,7 +40,7 @@ class DebuggerQuit(BaseException):
 
 class Keyboard(io.StringIO):
     """Standard input and output of a rank's debugger. What is written is kept, and sent when a line is asked for; it
-    ends with the prompt. Any thread of the rank may ask, one at a time."""
+    ends with the prompt. Any thread of the rank may ask, one at a time, while `is_open`: during a call."""
 
     def __init__(self, context: zmq.Context, address: str, rank: int):
         super().__init__()
@@ -46,6 +48,7 @@ class Keyboard(io.StringIO):
         self.channel: zmq.Socket | None = None
         self.in_turn = threading.Lock()
         self.place = ("", 0, "")
+        self.is_open, self.asked = True, 0
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # as StringIO's own
         """The next line. DebuggerQuit on the stop button, RuntimeError where nobody can type."""
@@ -54,14 +57,18 @@ class Keyboard(io.StringIO):
                 f"breakpoint() in process {os.getpid()}, a child of rank {self.rank}: only the rank itself has a "
                 "debugger. For a DataLoader, num_workers=0 does the work in the rank"
             )
+        if not self.is_open:
+            raise RuntimeError(
+                f"breakpoint() in a thread of rank {self.rank} when no call is under way: let the function wait for "
+                "its threads (thread.join())"
+            )
         sys.stdout.flush()
         with self.in_turn:
             text = self.getvalue()
             self.seek(0)
             self.truncate()
             try:
-                self._send("prompt", text, *self.place)
-                kind, *rest = pickle.loads(self._connected().recv())
+                kind, *rest = self._answer(text)
             except KeyboardInterrupt:  # pdb itself would take it for the end of a command, and ask for the next one
                 raise DebuggerQuit("the debugger was left by the stop button") from None
         if kind == "quit":
@@ -72,6 +79,17 @@ class Keyboard(io.StringIO):
                 f"({rest[0]}): run this in JupyterLab or in a terminal. PYTHONBREAKPOINT=0 passes over breakpoint()"
             )
         return str(rest[0])
+
+    def _answer(self, text: str) -> tuple[Any, ...]:
+        self.asked += 1
+        self._send("prompt", self.asked, text, *self.place)
+        while True:
+            if self._connected().poll(LOOK_MS):
+                number, *answer = pickle.loads(self._connected().recv())
+                if number == self.asked:  # else a signal came before the answer, and nobody waited for it any more
+                    return tuple(answer)
+            elif not self.is_open:
+                return ("quit",)
 
     def leave(self) -> None:
         """Tell the parent that all ranks are to stop, and stop this one: DebuggerQuit."""

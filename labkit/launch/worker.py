@@ -71,7 +71,8 @@ class WorkerRank:
         self.socket.linger = 500
         self.socket.identity = f"m{self.rank}.{os.getpid()}".encode()
         self.socket.connect(spec.address)
-        rank_debugger.install(rank_debugger.Keyboard(self.context, spec.address, self.rank))
+        self.keyboard = rank_debugger.Keyboard(self.context, spec.address, self.rank)
+        rank_debugger.install(self.keyboard)
         self.send("hello", None, os.getpid())
         self.libc = ctypes.CDLL(None)
 
@@ -182,6 +183,7 @@ class WorkerRank:
         self.page.begin(call_id)
         started = time.perf_counter()
         value, failure = None, None
+        self.keyboard.is_open = True
         try:
             with self.around or contextlib.nullcontext():
                 value = self._run(frames)
@@ -189,6 +191,7 @@ class WorkerRank:
             rank_debugger.at_the_line(error)
             lost = isinstance(error, RuntimeError) and not device_answers(self.spec.device)
             failure = failure_of(error, self.page.last, lost, not self.groups.has_world)
+        self.keyboard.is_open = False
         rank_debugger.stop_tracing()
         seconds = time.perf_counter() - started
         self.page.weigh()
