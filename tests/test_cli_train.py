@@ -140,9 +140,9 @@ def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--heads", 4, "--kv-heads", 1, "--tp", 2), "kv_heads = 1 has no 2 equal parts"),
+        (("--heads", 4, "--kv-heads", 1, "--tp", 2), "kv_heads=1 has no tp=2 equal parts"),
         (("--pp", 4), "2 blocks cannot fill 4 stages"),
-        (("--tp", 3), "has no 3 equal parts; for this plan tp = 1 or 2 would do"),
+        (("--tp", 3), "n_head=2 has no tp=3 equal parts"),
         (("--dp", 3), "for dp=3: batch_size=3 or 6 would do (batch_size is the option --batch)"),
         (("--strategy", "zero4"), "must be one of ddp, zero1, zero2, zero3"),
         (("--optimizer", "lamb", "--strategy", "zero1"), "use ddp"),

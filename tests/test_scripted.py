@@ -289,6 +289,7 @@ def test_a_cluster_runs_a_script_on_ranks_beside_its_own(tmp_path, capfd):
     [
         ("fsdp_forgotten.py", 3, r"rank 0 in all_gather #7.*rank 1 in barrier #7.*verb", "weight.full_tensor()"),
         ("ddp_uneven.py", 2, r"rank 1 has ended its script without all_reduce.*rank 0 waited", "sum().backward()"),
+        ("left_early.py", 2, r"rank 1 ended the script first.*connections of rank 0 broke", "dist.all_reduce("),
         ("mismatched.py", 2, r"match in sizes: rank 0 calls all_reduce \[90\].*rank 1 calls all_reduce \[81\]",
          "dist.all_reduce(flat)"),
         ("oom_rank.py", 2, r"rank 1 ran out of memory.*1600000000 bytes", "return x @ x"),

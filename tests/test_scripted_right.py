@@ -33,6 +33,7 @@ def line_of(name: str, words: str) -> str:
     [
         ("ddp", 2, {"DDP": 1.0}, 12 + 2 + 3),  # two blocks of six, BatchNorm's weights and its buffers
         ("fsdp1", 2, {"FSDP": 1.0}, 0),
+        pytest.param("compiled", 2, {"DDP": 1.0}, 12, marks=pytest.mark.rest),
         pytest.param("fsdp2", 2, {"FSDP": 1.0}, 0, marks=pytest.mark.rest),
         pytest.param("fsdp2_bf16", 2, {"FSDP": 1.0}, 0, marks=pytest.mark.rest),
         pytest.param("tensor_parallel", 2, {"TP": 1.0}, 2, marks=pytest.mark.rest),  # the biases of `down`
@@ -45,7 +46,8 @@ def test_a_healthy_script_has_no_finding_holds_its_laws_and_says_what_was_checke
 ):
     """Would catch pieces that are taken for wholes (FSDP1), four bytes for two (bf16), the parameters of all for those
     of a part (FSDP inside of tensor parallelism), running means or stages that are accused of being different, groups
-    of others that are counted as lost records, and advice against a pipeline's messages."""
+    of others that are counted as lost records, advice against a pipeline's messages, and a probe that stops a
+    program which torch compiles as one graph or tells the memory of a part of it."""
     report = script(SCRIPTS / "strategies.py", n_ranks, ["--kind", kind])
     assert report.well, report.words()
     assert [f for f in report.findings if not isinstance(f, Slow)] == [], report.words()
@@ -55,6 +57,8 @@ def test_a_healthy_script_has_no_finding_holds_its_laws_and_says_what_was_checke
     replicas = next(check for check in report.checks if "replicas" in check.what)
     assert replicas.how_many == n_replicas
     assert bool(replicas.why_not) or replicas.how_many
+    memory = next(check for check in report.checks if "memory" in check.what)
+    assert kind != "compiled" or (memory.how_many == 0 and memory.why_not)
 
 
 @pytest.mark.slow

@@ -87,6 +87,6 @@ def _read_dump(path: Path, name: str, rank: int) -> Dump:
         highest = max([rank, *(member for ranks in dump.members.values() for member in ranks)])
         if highest >= MOST_RANKS:
             raise ValueError(f"{highest} is no rank: a job has fewer than {MOST_RANKS:,}")
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{name}: {error}") from None
     return dump

@@ -28,6 +28,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 from labkit.comm.libraries import Within, shown_by, within
+from labkit.plan.words import printable
 
 BYTES = MappingProxyType(
     {
@@ -247,19 +248,20 @@ def _names(
 
 
 def _record(entry: Mapping[str, Any], where: Within) -> Record:
-    group = [str(part) for part in entry.get("process_group") or ("", "")]
+    group = [printable(part) for part in entry.get("process_group") or ("", "")]
     name = group[1] if len(group) > 1 and group[1] not in ("", "undefined") else group[0]
-    backend, _, called = str(entry.get("profiling_name", "")).partition(":")
+    backend, _, called = printable(entry.get("profiling_name", "")).partition(":")
     verb, _, sides = called.partition(" ")
     peer = _PEER.search(sides)
     p2p = bool(entry.get("is_p2p", False))
-    lines = ((f.get("name", ""), f.get("filename", ""), int(f.get("line", 0))) for f in entry.get("frames") or ())
+    calls = entry.get("frames") or ()
+    lines = ((printable(f.get("name", "")), printable(f.get("filename", "")), int(f.get("line", 0))) for f in calls)
     frames = (Frame(function, file, line, where(file)) for function, file, line in lines)
     stack = itertools.dropwhile(lambda frame: frame.library.startswith(_BETWEEN), frames)
     return Record(
         _number(entry), group[0], "world" if name == "default_pg" else name,
         int(entry.get("p2p_seq_id" if p2p else "collective_seq_id", 0)), verb, _shapes(entry.get("input_sizes")),
-        _shapes(entry.get("output_sizes")), tuple(entry.get("input_dtypes") or ()), _over(entry),
+        _shapes(entry.get("output_sizes")), tuple(map(printable, entry.get("input_dtypes") or ())), _over(entry),
         int(entry.get("time_created_ns") or 0), tuple(stack), p2p, str(entry.get("state", "")),
         backend, int(peer[1]) if peer else None,
     )  # fmt: skip

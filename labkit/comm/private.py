@@ -219,6 +219,10 @@ NAMES = (
     Name("torch.nn.Module._forward_pre_hooks", "what is made again", "cheap recomputing refuses", kind=ATTRIBUTE),
     Name("torch._tensor_str", "memory of text is the printing's own", "it counts as the attempt's", None),
     Name("torch._dynamo", "imported before it is needed", "nothing is imported in advance", kind=WORD),
+    Name(
+        "torch._dynamo.utils.counters", "whether a script has compiled something", "memory of the rest is told as all",
+        {"stats": {"unique_graphs": 0}},
+    ),
     Name("torch._inductor.codecache", "imported before it is needed", "nothing is imported in advance", kind=WORD),
 )  # fmt: skip
 
@@ -311,11 +315,11 @@ def _look_up(path: str) -> Any:
             if file.is_file():
                 return path if i == len(parts) or parts[-1] in file.read_text() else None
     for i, part in enumerate(parts[1:], 2):
-        if part in getattr(thing, "__annotations__", ()):
-            return part  # an attribute that objects get when they are made
         try:
             thing = getattr(thing, part)
         except AttributeError:
+            if part in getattr(thing, "__annotations__", ()):
+                return part  # an attribute that objects get when they are made
             try:
                 thing = importlib.import_module(".".join(parts[:i]))
             except ImportError:

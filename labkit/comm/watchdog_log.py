@@ -19,6 +19,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.plan.words import printable
+
 _PREFIX = re.compile(r"^\s*\[(?:rank|default|r)\s?(\d+)\]:\s?")
 _RANK = re.compile(r"\bRank (\d+)\]")
 _GROUP = re.compile(r"PG GUID ([^\s(\]]+)")
@@ -29,7 +31,6 @@ _TIMED_OUT = re.compile(
 _FILE = re.compile(r"rank[_-]?(\d+)(?:\D|$)")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _TRACEBACK = "Traceback (most recent call last):"
-_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 200
 
 
@@ -62,7 +63,7 @@ def read_log(path: Path, name: str) -> list[TimedOut | Raised]:
     open_tracebacks: set[int | None] = set()
     with path.open(encoding="utf-8", errors="ignore") as lines:
         for number, raw in enumerate(lines, 1):
-            line = _CONTROL.sub("", raw).rstrip()
+            line = printable(raw).rstrip()
             prefix = _PREFIX.match(line)
             rank = int(prefix[1]) if prefix else of_file
             text = line[prefix.end() :] if prefix else line

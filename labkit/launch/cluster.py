@@ -13,7 +13,7 @@ from typing import Any, Self
 from labkit.launch import serialize, working_folders
 from labkit.launch.call import Call, error_of, stopped, undelivered
 from labkit.launch.call_context import MakesAround
-from labkit.launch.debug_session import ReadLine
+from labkit.launch.debug_session import ReadLine, checked
 from labkit.launch.device_choice import Choice, choose
 from labkit.launch.joined import JoinedRanks
 from labkit.launch.rank_processes import RankProcesses
@@ -24,6 +24,7 @@ from labkit.launch.state import ClusterState
 from labkit.launch.status import Status, status_of
 from labkit.launch.verdict import proved
 from labkit.launch.zygote import Gone, zygote
+from labkit.plan.checks import is_number
 from labkit.plan.machine.topology import Links
 
 
@@ -74,9 +75,11 @@ class BareCluster:
         blocking: bool = True,
         read_line: ReadLine | None = None,
     ):
-        self.read_line = read_line
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
+        self.read_line = checked(read_line)
+        if timeout_s is not None and not is_number(timeout_s, above=True):
+            raise ValueError(
+                f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
+            )
         working_folders.check()
 
         def start() -> None:
@@ -145,11 +148,13 @@ class BareCluster:
         the ranks send each other: gloo, NCCL, and torch's store, which listen on the nodes. torch wants a network that
         can be trusted, and so does a joined cluster. ValueError for numbers that do not fit each other.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
+        if timeout_s is not None and not is_number(timeout_s, above=True):
+            raise ValueError(
+                f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
+            )
         cluster = cls.__new__(cls)
-        cluster.read_line = read_line
+        cluster.read_line = checked(read_line)
+        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
         cluster._begin(processes, processes.choice, timeout_s)
         if not quiet:
             print(f"{processes.choice.sentence}. Start them with\n\n{processes.command}\n", flush=True)

@@ -178,6 +178,13 @@ class DebugSession:
             return None
 
 
+def checked(read_line: ReadLine | None) -> ReadLine | None:
+    """The same. ValueError if it is no function."""
+    if read_line is not None and not callable(read_line):
+        raise ValueError(f"read_line must be a function like input, or None for input itself, got {read_line!r}")
+    return read_line
+
+
 def _typed(prompt: str) -> str:
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # with it, `input` knows arrows and the lines before

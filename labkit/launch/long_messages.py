@@ -63,12 +63,20 @@ KNOWN = (
 
 def cause_of(error: BaseException) -> str:
     """Cause and repair of a known message as one sentence each, the same on all ranks; "" for any other error."""
-    text = str(error)
+    text = message_of(error)
     files = {within(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
     for row in KNOWN:
         if row.pattern in text and (not row.file or row.file in files):
             return f"{row.cause.format(names=_names(error, text))}. Repair: {row.repair}."
     return ""
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an error. A class of a learner's may raise in its own `__str__`: then a sentence that says so."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its text is not known, since its __str__ raised {type(broken).__name__}"
 
 
 def brief(message: str, longest: int = LONGEST) -> str:

@@ -47,7 +47,8 @@ def set_up_rank(spec: RankSpec) -> None:
     out = os.open(spec.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    os.close(out)
+    if out > 2:  # where the kernel's own standard streams are closed, the file has taken the number of one
+        os.close(out)
     sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout, sys.stderr = Screen(1), Screen(2)
     _print_lines_at_once()

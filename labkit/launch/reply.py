@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.comm.libraries import within
 from labkit.launch.advice import likely_name
 from labkit.launch.hang_diagnosis import lines
-from labkit.launch.long_messages import brief, cause_of
+from labkit.launch.long_messages import brief, cause_of, message_of
 from labkit.launch.serialize import written
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ def failure_of(error: BaseException, last_call: str, device_lost: bool = False, 
     ):
         del report.stack[-1]  # a verb refused what it was given: the line that called it is the place to look
     text = "".join(report.format())
-    cause = cause_of(error)
+    cause, message = cause_of(error), message_of(error)
     if cause:
-        text = text.replace(str(error), brief(str(error)))  # the rest says what the cause says, at more length
+        text = text.replace(message, brief(message))  # the rest says what the cause says, at more length
     kinds = ("RuntimeError", "DistBackendError", "DistNetworkError")
-    wire = type(error).__name__ in kinds and another_is_the_cause(str(error))
+    wire = type(error).__name__ in kinds and another_is_the_cause(message)
     try:
         pickled = written(error.with_traceback(None))
     except Exception:
         pickled = None
     meant = likely_name(error) if isinstance(error, AttributeError) else ""
-    message = f"{error}; did you mean {meant}?" if meant else str(error)
+    message += f"; did you mean {meant}?" if meant else ""
     return Failure(type(error).__name__, message, text, wire, pickled, last_call, device_lost, world_lost, cause)
 
 

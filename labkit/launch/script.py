@@ -38,7 +38,7 @@ from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import CodePosition
 from labkit.launch.core_shortage import CoreShortage
-from labkit.launch.debug_session import ReadLine
+from labkit.launch.debug_session import ReadLine, checked
 from labkit.launch.device_choice import choose
 from labkit.launch.life_line import LifeLine, memory_words
 from labkit.launch.long_messages import HEADLINE, brief
@@ -49,6 +49,7 @@ from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
 from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
+from labkit.plan.checks import is_number, is_whole
 
 START_S = 120.0
 LOOK_S = 0.5
@@ -124,12 +125,13 @@ def watch_script(
     if isinstance(arguments, str) or not all(isinstance(word, str | int | float | Path) for word in arguments):
         raise ValueError(f'a script gets words and numbers, each by itself, such as "--lr", 0.1; got {arguments!r}')
     words = tuple(str(word) for word in arguments)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s must be more than 0 seconds, or None for no limit, got {timeout_s!r}")
-    if break_on_error is not None and break_on_error not in range(n_ranks):
-        raise ValueError(f"break_on_error={break_on_error!r}: the ranks of this script are 0 to {n_ranks - 1}")
+    if timeout_s is not None and not is_number(timeout_s, above=True):
+        raise ValueError(f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}")
+    read_line = checked(read_line)
     working_folders.check()
     choice = choose(n_ranks, "cpu")
+    if break_on_error is not None and not (is_whole(break_on_error, 0) and break_on_error < n_ranks):
+        raise ValueError(f"break_on_error={break_on_error!r}: the ranks of this script are 0 to {n_ranks - 1}")
     processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
     watched = WatchedScript(processes, n_ranks, timeout_s, read_line)
     try:
@@ -451,6 +453,11 @@ class WatchedScript(Watch):
             if broken is not None:
                 rank, without = broken
                 return rank, f"rank {rank} has ended its script {without}"
+            ends = list(self.over)  # in the order in which they came
+            gone = [rank for rank in ends[: ends.index(next(iter(failures)))] if rank not in failures]
+            if gone:
+                early, others = map(hang_diagnosis.name_ranks, (sorted(gone), sorted(failures)))
+                return gone[0], f"{early} ended the script first, and then the connections of {others} broke"
             return any_failure(failures)
         return None, ""
 

@@ -24,6 +24,8 @@ import cloudpickle
 from labkit.launch import system
 from labkit.plan.words import dtype_name
 
+DEEPEST = 8
+"""Steps that are told on the way to a part that cannot be pickled. At each of them the rest is pickled once more."""
 LARGE_BYTES = 1 << 20
 """From here on a buffer goes through shared memory: below, mapping pages costs more than copying them."""
 
@@ -194,7 +196,7 @@ def why_unpicklable(obj: Any, name: str) -> str | None:
     seen: set[int] = set()
     if _sendable(obj):
         return None
-    while id(obj) not in seen:
+    while id(obj) not in seen and len(path) <= DEEPEST:  # each part is pickled anew
         seen.add(id(obj))
         bad = next(((label, part) for label, part in _parts(obj) if not _sendable(part)), None)
         if bad is None:
@@ -202,7 +204,8 @@ def why_unpicklable(obj: Any, name: str) -> str | None:
         path.append(bad[0])
         obj = bad[1]
     kind = f"{type(obj).__module__}.{type(obj).__qualname__}".removeprefix("builtins.")
-    return " -> ".join(path) + f" ({kind})"
+    deeper = " -> ..." if len(path) > DEEPEST else ""
+    return " -> ".join(path) + f"{deeper} ({kind})"
 
 
 def _sendable(obj: Any) -> bool:

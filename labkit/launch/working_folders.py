@@ -84,6 +84,11 @@ def shorten_sockets(folder: str) -> None:
 
 
 def want_of_room(folder: str) -> str:
-    """A sentence if hardly any room is left in this folder, else ""."""
+    """A sentence if this folder is gone or hardly any room is left in it, else ""."""
+    if not os.path.isdir(folder):
+        return (
+            f"{folder}, in which the cluster keeps its files, has been removed, perhaps by a program that tidies up "
+            "temporary folders: close this cluster and make a new one."
+        )
     free = shutil.disk_usage(folder).free
     return f"There are {free:,} bytes free in {folder}: make room there." if free < SCANT_BYTES else ""

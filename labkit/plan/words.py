@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_STEERS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plural(count: int, noun: str) -> str:
@@ -22,6 +25,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(word.lower(), names, 3)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
+
+
+def printable(text: object) -> str:
+    """The text of a stranger's file without what would steer a terminal: escape sequences and control characters."""
+    return _STEERS.sub("", str(text))
 
 
 def dtype_name(dtype: object) -> str:

@@ -28,7 +28,7 @@ from labkit.plan.breakdown import KINDS
 from labkit.probe.intervals import common, seconds, union, without
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.same_on_ranks import SameOnRanks
-from labkit.probe.tracker import has_storage, storage_key
+from labkit.probe.tracker import has_compiled_code, has_storage, storage_key
 
 MEMORY_AFTER, TIMED_AFTER, TIMED_STEPS = 2, 4, 2
 KEPT_STEPS, KEPT_SPANS, KEPT_LINES = 4096, 20_000, 12
@@ -110,6 +110,8 @@ class Sampled:
             self.seen |= sizes(optimizer)
         if self.probe is not None:
             self._close()
+        elif self.n_steps == MEMORY_AFTER and has_compiled_code():
+            self.seen["memory_unseen"] = "torch.compile was used, and what compiled code allocates is not observed"
         elif self.n_steps == MEMORY_AFTER:
             self.probe = LineProbe(optimizer=optimizer)
             self.probe.__enter__()

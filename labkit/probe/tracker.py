@@ -32,6 +32,7 @@ So a node, and with it everything that backward allocates for it, is traced to t
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -90,6 +91,12 @@ class Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the usual answer imports torch's compiler, one second at the first operator
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs as it does without the mode. Else torch would run it eagerly, or, with `fullgraph=True`,
+        try to compile this class and stop the program."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then report its output."""
         if types and any(self._is_wrapper(kind) for kind in types):
@@ -117,6 +124,12 @@ class Operators(TorchDispatchMode):
         if known is None:
             known = self._wrappers[kind] = is_wrapper_type(kind)
         return known
+
+
+def has_compiled_code() -> bool:
+    """True if torch.compile has compiled something in this process. The operators of compiled code are not dispatched
+    one by one, so that no mode observes what they allocate."""
+    return "torch._dynamo" in sys.modules and private("torch._dynamo.utils.counters")["stats"]["unique_graphs"] > 0
 
 
 def _maker(func: Any) -> str:
@@ -289,6 +302,8 @@ class ModuleTracker:
                 hook.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # torch takes the hooks into its graph, and cannot compile what they do
         if self._is_ours():
             if not self.stack:
                 self.stepping = 0  # an optimizer's step that was broken off has not reset this
@@ -298,6 +313,8 @@ class ModuleTracker:
             self._owns_from_here(name)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._is_ours() and self.stack:
             _, name = self.stack.pop()
             self._owns_from_here(self.stack[-1][1] if self.stack else "")

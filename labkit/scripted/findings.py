@@ -202,6 +202,7 @@ def checks(evidence: Evidence) -> list[Check]:
     looked = compared(notes)
     unseen = next((seen["unseen"] for seen in run.seen.values() if "unseen" in seen), "")
     not_watched = unseen or ("no step of an optimizer was seen" if not evidence.n_steps else "it was not reached")
+    no_memory = next((seen["memory_unseen"] for seen in run.seen.values() if "memory_unseen" in seen), not_watched)
     n_laws = sum(1 for law in evidence.laws if law.times)
     omitted = sorted({reason for note in notes.values() for reason in note.omitted})
     no_replicas = "; ".join(omitted) or (
@@ -215,7 +216,7 @@ def checks(evidence: Evidence) -> list[Check]:
         Check("laws of bytes", n_laws, "no gradient of DDP and no gather of FSDP was seen"),
         Check("arrivals at collectives, for a slow rank", met, "none was recorded on all its ranks"),
         Check("steps whose overlap was measured", 2 if evidence.overlap else 0, not_watched),
-        Check("steps whose memory was measured", 1 if evidence.memory else 0, not_watched),
+        Check("steps whose memory was measured", 1 if evidence.memory else 0, no_memory),
     ]
 
 

@@ -47,7 +47,7 @@ class GPTConfig(Widths):
 
     def __post_init__(self) -> None:
         """Check the sizes. Raises ValueError that names the numbers and, where there are any, numbers that would do."""
-        check_sizes(self, "kv_heads", {}, position=POSITIONS, balance=BALANCES)
+        check_sizes(self, "kv_heads", {}, ("tied", "bias"), position=POSITIONS, balance=BALANCES)
         if self.position == "rotary" and self.head_width % 2:
             raise ValueError(
                 f"rotary positions turn pairs, but a head is {self.head_width} wide (d_model={self.d_model} / "

@@ -105,6 +105,7 @@ def test_a_collective_that_a_watchdog_gave_up_was_not_moving_although_it_is_over
     [
         ("nccl_trace_rank_0", {"entries": [7]}, "node0/nccl_trace_rank_0: "),
         ("nccl_trace_rank_0", {"entries": [], "pg_config": {"0": {"ranks": "[0, 1000000000000]"}}}, "is no rank"),
+        ("nccl_trace_rank_0", {"entries": [{"record_id": float("inf")}]}, "node0/nccl_trace_rank_0: "),
         ("nccl_trace_rank_1000000000000", {"entries": []}, "is no rank"),
     ],
 )

@@ -115,6 +115,14 @@ class Evil:
         return os.mkdir, ("must_not_be_there",)
 
 
+def test_what_would_steer_a_terminal_is_taken_out_of_a_dump(tmp_path):
+    """Would catch escape sequences of a stranger's file in the terminal, and control characters in the picture."""
+    named = entry(3, 4, "all_\x1b[31mreduce", dtypes=("Fl\x07oat",), over=False)
+    headline = verdict_of(read_folder(folder_of(tmp_path, dump_of(named), dump_of(*GOOD)))).words()
+    assert "all_reduce" in headline
+    assert not set(headline) & {"\x1b", "\x07"}
+
+
 def test_a_dump_that_asks_for_a_function_is_refused_and_runs_nothing(tmp_path, monkeypatch):
     """Would catch a reader that opens what a stranger has sent with pickle.load."""
     monkeypatch.chdir(tmp_path)

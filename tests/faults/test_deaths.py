@@ -194,3 +194,29 @@ def test_a_cluster_that_is_made_while_everything_is_being_killed_gets_fresh_proc
         assert belongings()["temp"] == folders, "the first attempt left its folder behind"
     assert zygote().process.pid != dying
     os.rmdir(own)  # it is empty
+
+
+def test_a_cluster_whose_folder_was_removed_says_so():
+    """Would catch a bare FileNotFoundError for weeks-old kernels on machines that tidy up their temporary folders."""
+    program = (
+        "import os, shutil, signal, labkit\n"
+        "cluster = labkit.Cluster(1, device='cpu')\n"
+        "shutil.rmtree(cluster._processes.folder)\n"
+        "os.kill(cluster.pids[0], signal.SIGKILL)\n"
+        "try:\n    cluster.run(lambda group: 1)\n"
+        "except RuntimeError as error:\n    print(error)\n"
+        "cluster.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG_S)
+    assert "has been removed" in done.stdout, done.stderr
+
+
+def test_ranks_print_where_the_kernel_has_no_standard_streams():
+    """Would catch a rank that closes its own output: the first file that it opens gets the number of the closed one."""
+    program = (
+        "import os, labkit\nkept = os.dup(1)\nos.close(1)\nos.close(2)\n"
+        "(reply,) = labkit.run(lambda group: print('hi'), n_ranks=1, device='cpu')\n"
+        "os.write(kept, reply.output.encode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG_S)
+    assert done.stdout == "hi\n"

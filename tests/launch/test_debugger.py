@@ -223,8 +223,16 @@ def test_a_script_stops_where_a_rank_raises_and_its_report_comes_afterwards(prog
     assert report.run.error.reason == "rank 1 raised ValueError: the loss is 1.0"
     report = script(program, 2, ["raise"], break_on_error=0, read_line=typed(), quiet=True)
     assert report.run.error.reason == "rank 1 raised ValueError: the loss is 1.0"
+
+
+def test_a_rank_that_is_not_there_and_a_line_from_nowhere_are_refused_before_a_rank_starts(tmp_path):
+    """Would catch a debugger that never opens, and one that breaks where it does."""
+    (tmp_path / "empty.py").touch()
     with pytest.raises(ValueError, match="break_on_error=2: the ranks of this script are 0 to 1"):
-        script(program, 2, break_on_error=2)
+        script(tmp_path / "empty.py", 2, break_on_error=2)
+    for start in (lambda: Cluster(2, device="cpu", read_line="c"), lambda: Cluster.join(2, read_line="c")):
+        with pytest.raises(ValueError, match="read_line must be a function like input, or None .*, got 'c'"):
+            start()
 
 
 def at_a_terminal(command: list[str], *steps: tuple[str, str | Callable[[str], Any]]) -> tuple[str, int]:

@@ -94,3 +94,14 @@ def test_a_message_that_nobody_knows_keeps_its_words_and_a_long_one_its_first_se
     failures[2] = failure_of(ValueError("rank 2 has 4 rows of rank 7"), "")
     assert same_failure([0, 1, 2], failures) == [0, 1]
     assert all(row.cause and row.repair for row in KNOWN)
+
+
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_kind():
+    """Would catch a rank that is ended by the report of an error: a class may raise in its own `__str__`."""
+
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("no")
+
+    failure = failure_of(Mute(), "")
+    assert (failure.kind, failure.message) == ("Mute", "its text is not known, since its __str__ raised KeyError")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from labkit.launch.serialize import Parcel, open_parcel, written
+from labkit.launch.serialize import DEEPEST, Parcel, open_parcel, why_unpicklable, written
 
 
 def test_code_keeps_its_file_and_its_lines_on_the_way():
@@ -22,3 +22,13 @@ def test_code_keeps_its_file_and_its_lines_on_the_way():
             ("<cell 7>", 6),
         ]
         assert arrived["outer"](2)(6) == 3
+
+
+def test_the_way_to_a_part_that_cannot_be_sent_is_told_for_a_few_steps():
+    """Would catch seconds of pickling for a list of 100,000 lists, and a message that is as long."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    way = why_unpicklable(deep, "it")
+    assert way == "it" + " -> [0]" * DEEPEST + " -> ... (list)"
+    assert why_unpicklable({"a": [1, open_parcel, (i for i in ())]}, "it") == "it -> ['a'] -> [2] (generator)"

@@ -38,7 +38,10 @@ def test_experts_are_dealt_out_between_neighbours_along_dp():
         Layout(dp=4, ep=3)
 
 
-@pytest.mark.parametrize("use", [lambda: Layout(dp=0), lambda: Layout(tp=True), lambda: Layout(dp=2).coords(2)])
+@pytest.mark.parametrize(
+    "use",
+    [lambda: Layout(dp=0), lambda: Layout(tp=True), lambda: Layout(dp=2).coords(2), lambda: Layout(dp=2).coords(0.5)],
+)
 def test_impossible_positions_are_refused(use):
     """Would catch a rank that wraps around silently."""
     with pytest.raises(ValueError, match="at least 1|0 to 1"):

@@ -55,6 +55,9 @@ def test_an_unknown_choice_is_refused():
 @cases(
     ("choices", "told"),
     [
+        ({"lr": "1e-3"}, "lr must be a number, 0 or more, got '1e-3'"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a number above 0"),
+        ({"offload": 1}, "offload must be True or False, got 1"),
         ({"shard_ranks": 0}, "shard_ranks is a whole number of ranks, at least 1, or None for all; got 0"),
         ({"shard_ranks": 2.0}, "at least 1, or None for all; got 2.0"),
         ({"shard_ranks": 2, "strategy": "zero1"}, "shard_ranks=2 is a choice for strategy='zero3', got 'zero1'"),

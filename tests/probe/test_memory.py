@@ -24,7 +24,7 @@ from labkit.plan.breakdown import KINDS
 from labkit.probe import storages
 from labkit.probe.memory import MemoryProbe, VirtualOutOfMemory
 from labkit.probe.owners import held_bytes
-from labkit.probe.tracker import resizes
+from labkit.probe.tracker import has_compiled_code, resizes
 from labkit.train import checkpoint as ours
 from labkit.train.config import GPTConfig
 from labkit.train.gpt import GPT, cross_entropy
@@ -886,6 +886,18 @@ def test_the_first_operator_does_not_wait_for_torchs_compiler():
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.slow  # torch's compiler is imported
+def test_compiled_code_runs_under_a_probe_as_it_does_without():
+    """Would catch a probe that stops a program which torch compiles as one graph."""
+    model = nn.Linear(8, 4)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    x = torch.randn(3, 8)
+    with MemoryProbe(model):
+        result = compiled(x)
+    assert torch.equal(result, model(x))
+    assert has_compiled_code()
 
 
 @pytest.mark.gpu

@@ -30,6 +30,11 @@ def ddp():
     return DistributedDataParallel(model), dist.get_rank()
 
 
+def compiled():
+    model = torch.compile(network(), fullgraph=True, backend="aot_eager")  # inductor would want a compiler for C++
+    return DistributedDataParallel(model), dist.get_rank()
+
+
 def fsdp1():
     import functools
 

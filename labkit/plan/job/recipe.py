@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
-from labkit.plan.checks import is_whole
+from labkit.plan.checks import is_number, is_whole
 from labkit.plan.laws import (
     context,
     data_parallel,
@@ -158,10 +158,13 @@ class Recipe:
             if not is_whole(value):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("lr", "weight_decay", "warmup_steps", "prefetch"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, or None for no clipping; got {self.clip_norm}")
+            if not is_number(getattr(self, name)):
+                raise ValueError(f"{name} must be a number, 0 or more, got {getattr(self, name)!r}")
+        for name in ("sequence_parallel", "fp32_gradients", "offload", "reshard", "fp8_gathers"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.clip_norm is not None and not is_number(self.clip_norm, above=True):
+            raise ValueError(f"clip_norm must be a number above 0, or None for no clipping; got {self.clip_norm!r}")
         if self.shard_ranks is not None and not is_whole(self.shard_ranks):
             raise ValueError(
                 f"shard_ranks is a whole number of ranks, at least 1, or None for all; got {self.shard_ranks!r}"
@@ -335,3 +338,8 @@ def check(config: Any, recipe: Recipe, layout: Layout) -> None:
     shape = ModelShape.of(config)
     for reason in (*refusals(shape, recipe, layout, shape.tied), *experts.unscaled(shape, recipe)):
         raise ValueError(reason)
+    shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
+    if shape.kv_heads % layout.tp:
+        raise ValueError(
+            f"kv_heads={shape.kv_heads} has no tp={layout.tp} equal parts, and labkit trains no copies of one"
+        )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.plan.checks import is_whole
+from labkit.plan.checks import is_number, is_whole
 
 POSITIONS = ("learned", "rotary", "none")
 NORMS = ("layer", "rms", "bare")
@@ -22,11 +22,14 @@ PRODUCTS = (
 """The products of a model: of attention, of latent attention, of an MLP or an expert, and those at the sides."""
 
 
-def check_sizes(sizes: Any, key_heads: str, whole: dict[str, int], **choices: Sequence[str]) -> None:
+def check_sizes(
+    sizes: Any, key_heads: str, whole: dict[str, int], flags: Sequence[str], **choices: Sequence[str]
+) -> None:
     """ValueError, with the numbers and the mend, for sizes of a GPT that do not fit together: Sizes or a GPTConfig.
 
     `key_heads` is the name of the field with the number of key heads. `whole` names the fields that only these sizes
     have and that hold whole numbers, each with the least that it may be; a field whose default is None may be None.
+    `flags` are the names of fields that hold True or False.
     `choices` are the words that a field may hold."""
     positive = ("n_layer", "d_model", "n_head", "vocab", "seq", "d_ff", "top_k", "expert_ff", key_heads)
     for name, least in {**dict.fromkeys(positive, 1), "n_expert": 0, "n_shared": 0, **whole}.items():
@@ -34,6 +37,9 @@ def check_sizes(sizes: Any, key_heads: str, whole: dict[str, int], **choices: Se
         optional = getattr(type(sizes), name, 0) is None  # the default of a dataclass's field is the class's attribute
         if not (optional and value is None or is_whole(value, least)):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    for name in flags:
+        if not isinstance(getattr(sizes, name), bool):
+            raise ValueError(f"{name} must be True or False, got {getattr(sizes, name)!r}")
     for name, known in choices.items():
         if getattr(sizes, name) not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(sizes, name)!r}")
@@ -52,7 +58,7 @@ def check_sizes(sizes: Any, key_heads: str, whole: dict[str, int], **choices: Se
         raise ValueError(f"n_shared={sizes.n_shared} is of models with experts: n_expert=8, say")
     if 0 < sizes.n_expert < top_k:
         raise ValueError(f"a token cannot go to top_k={top_k} of n_expert={sizes.n_expert} experts: lower top_k")
-    if sizes.capacity is not None and not sizes.capacity > 0:
+    if sizes.capacity is not None and not is_number(sizes.capacity, above=True):
         raise ValueError(f"capacity is a multiple, above 0, of an expert's mean load, or None, got {sizes.capacity!r}")
 
 
@@ -148,7 +154,9 @@ class Sizes(Widths):
             "head_width": 1, "q_lora": 1, "kv_lora": 1, "n_dense": 0, "rope_width": 0, "norms": 1, "n_positions": 1,
             "window": 0, "n_windowed": 0,
         }  # fmt: skip
-        check_sizes(self, "n_kv_head", whole, position=POSITIONS, norm=NORMS, qk_norm=QK_NORMS)
+        check_sizes(
+            self, "n_kv_head", whole, ("gated", "bias", "tied"), position=POSITIONS, norm=NORMS, qk_norm=QK_NORMS
+        )
         object.__setattr__(self, "biased", tuple(self.biased))  # a row of a data file has a list
         for product in self.biased:
             if product not in PRODUCTS:

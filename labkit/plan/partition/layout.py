@@ -70,8 +70,8 @@ class Layout:
         """The position of `rank` along dp, pp and tp, and along cp where there is one.
 
         ValueError for a rank outside the layout."""
-        if not 0 <= rank < self.size:
-            raise ValueError(f"ranks of {self} are 0 to {self.size - 1}, got {rank}")
+        if not is_whole(rank, 0) or rank >= self.size:
+            raise ValueError(f"ranks of {self} are 0 to {self.size - 1}, got {rank!r}")
         position, rest = dict[str, int](), rank
         for axis in reversed(GRID):
             rest, position[axis] = divmod(rest, getattr(self, axis))
@@ -82,8 +82,8 @@ class Layout:
         number = 0
         for axis, index in zip(GRID, (dp, pp, cp, tp), strict=True):
             size = getattr(self, axis)
-            if not 0 <= index < size:
-                raise ValueError(f"positions along {axis} of {self} are 0 to {size - 1}, got {index}")
+            if not is_whole(index, 0) or index >= size:
+                raise ValueError(f"positions along {axis} of {self} are 0 to {size - 1}, got {index!r}")
             number = number * size + index
         return number
 

@@ -27,7 +27,7 @@ from labkit.plan.job.stages import micro_rows
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.time import predict_step
+from labkit.plan.step.time import peak_of, predict_step
 
 AMDAHL = "Amdahl 1967"
 MOST_RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -86,7 +86,7 @@ def bottlenecks(
         raise ValueError(f"input must come at more than 0 bytes/s, got {data_bytes_per_s}")
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware)
-    rate = layout.size * hardware.peak(recipe.products)
+    rate = layout.size * peak_of(recipe, hardware)
     useful = shape.flops_per_token() * recipe.batch_size * shape.seq / rate
     talk = sum(value for name, value in dict(step).items() if name in ("tp", "cp", "ep", "pp", "dp", "overlap"))
     tokens = recipe.batch_size // layout.dp * shape.seq

@@ -49,7 +49,7 @@ from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.step.memory import peak_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
-from labkit.plan.step.time import predict_step
+from labkit.plan.step.time import peak_of, predict_step
 from labkit.plan.words import nearest, plural
 
 WORDS = 128
@@ -60,6 +60,8 @@ LEAST_TOKENS = 8192
 """Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+MOST_RANKS = 1 << 20
+"""No machine has as many devices; to find the divisors of a much larger number takes for ever."""
 EDGE = 0.15
 """The share of a device's memory, above and below it, within which it is not sure that a plan fits: of five
 published runs four lie so near to what is foretold (labkit.plan.search.compared_with_published)."""
@@ -169,6 +171,8 @@ def plans(
     ):
         if not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if n_ranks > MOST_RANKS:
+        raise ValueError(f"plans are made for at most {MOST_RANKS:,} devices, got {n_ranks:,}")
     if precision not in PRECISIONS or not 0 <= headroom < 1:
         raise ValueError(
             f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}; "
@@ -356,7 +360,7 @@ class Search:
             return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)
         step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
         speed = base.batch_size * self.shape.seq / step.total
-        mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(recipe.products))
+        mfu = self.shape.mfu(speed, layout.size * peak_of(recipe, self.hardware))
         return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
 
     def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:

@@ -49,7 +49,7 @@ from labkit.plan.laws.optimizers import STATE_BYTES
 from labkit.plan.laws.precisions import EMULATED
 from labkit.plan.laws.strategy import ConcurrentWork, ReducedParameters
 from labkit.plan.laws.timing import LAYERS, PassSeconds, Timing
-from labkit.plan.machine.hardware import Hardware
+from labkit.plan.machine.hardware import EIGHT_BITS, Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import busiest_flops
@@ -80,7 +80,14 @@ def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float
     """Model flops utilisation of the predicted step, 0 to 1: what PaLM, arXiv:2204.02311, appendix B, calls so."""
     shape = ModelShape.of(shape)
     step = predict_step(shape, layout, recipe, hardware).total
-    return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * hardware.peak(recipe.products))
+    return shape.mfu(recipe.batch_size * shape.seq / step, layout.size * peak_of(recipe, hardware))
+
+
+def peak_of(recipe: Recipe, hardware: Hardware) -> float:
+    """Flop/s of a device of which MFU is a share: the peak of the precision of the products. A CPU multiplies 8-bit
+    copies in fp32, which may be faster than its bf16; then that is the peak."""
+    peak = hardware.peak(recipe.products)
+    return max(peak, hardware.peak(EIGHT_BITS)) if recipe.units and hardware.device == "cpu" else peak
 
 
 def seconds_of_all(stages: Iterable[tuple[PassSeconds, PassSeconds]]) -> float:
