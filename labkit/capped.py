@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.launch.cluster import BareCluster
+from labkit.launch.debug_session import ReadLine
 from labkit.launch.replies import Replies
 from labkit.plan.machine.topology import Links
 from labkit.scripted import ScriptReport, script
@@ -64,6 +65,8 @@ class Cluster(BareCluster):
                    "nccl": NCCL between ranks that share one GPU, each of which passes for a machine of its own
     blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
+    read_line      where the lines of a rank's debugger come from: a function like `input`, which shows a prompt and
+                   returns a line; None: `input` itself, in the cell or the terminal
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
     such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
@@ -84,19 +87,23 @@ class Cluster(BareCluster):
         quiet: bool = False,
         wire: str = "shared",
         blocking: bool = True,
+        read_line: ReadLine | None = None,
     ):
         cap = None if memory_bytes is None else Cap(bytes_of(memory_bytes))
         self.memory_bytes = None if cap is None else cap.n_bytes
-        super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire, blocking)
+        super().__init__(n_ranks, device, timeout_s, links, strict, fresh, quiet, cap, wire, blocking, read_line)
 
     def script(
-        self, path: str | Path, *arguments: str | float | Path, timeout_s: float | None = 300.0, watch: bool = True
-    ) -> ScriptReport:
+        self, path: str | Path, *arguments: str | float | Path, timeout_s: float | None = 300.0, watch: bool = True,
+        break_on_error: int | None = None,
+    ) -> ScriptReport:  # fmt: skip
         """Run a torchrun-style script, as it is, on as many ranks as this cluster has, and explain it.
 
         The script's ranks are fresh processes; those of the cluster keep what they know. Returns the report, also of a
-        script that fails. ValueError if there is no such script."""
-        return script(path, self.n_ranks, arguments, timeout_s, watch)
+        script that fails. `breakpoint()` in the script opens a debugger here, and so does an exception on rank
+        `break_on_error`. ValueError if there is no such script or rank."""
+        options: dict[str, Any] = {"break_on_error": break_on_error, "read_line": self.read_line}
+        return script(path, self.n_ranks, arguments, timeout_s, watch, **options)
 
 
 def run(

@@ -20,7 +20,7 @@ import typer
 from labkit.cli.words import announce
 from labkit.view.units import plural
 
-OF_A_SCRIPT = ("n_ranks", "report", "trace", "timeout", "watch")
+OF_A_SCRIPT = ("n_ranks", "report", "trace", "timeout", "watch", "break_on_error")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,6 +37,7 @@ def script(
     trace: Annotated[Path | None, typer.Option(help="Write two steps there as a trace for ui.perfetto.dev.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without a sign of life; 0: no limit.")] = 300.0,
     watch: Annotated[bool, typer.Option(help="Measure memory and overlap in a few steps.")] = True,
+    break_on_error: Annotated[int | None, typer.Option(help="Debug this rank where it raises an exception.")] = None,
 ) -> None:
     """Run any torchrun-style script here; say what it sent, held and waited for, or why it failed or hung.
 
@@ -59,7 +60,7 @@ def script(
     from labkit.scripted import script as run
 
     announce(f"starting {plural(n_ranks, 'rank')} of {path}")
-    outcome = run(path, n_ranks, arguments or [], timeout or None, watch)
+    outcome = run(path, n_ranks, arguments or [], timeout or None, watch, break_on_error=break_on_error)
     print(f"\n{outcome.words()}")
     if report is not None:
         from labkit.view.script_page import page

@@ -8,10 +8,12 @@ results = run_threads(lambda group: ring.all_reduce(torch.ones(3), group), n_ran
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -141,7 +143,8 @@ def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: flo
     """Run `fn(group, *args)` on `n_ranks` threads; the results by rank.
 
     If a rank raises, the others are given up and its exception is raised here with the rank in a note. RuntimeError if
-    ranks wait for ever. Messages that nobody received raise a RuntimeError too: a correct program leaves none."""
+    ranks wait for ever. Messages that nobody received raise a RuntimeError too: a correct program leaves none.
+    So does breakpoint(): a debugger is for ranks that are processes."""
     if n_ranks < 1:
         raise ValueError(f"n_ranks must be at least 1, got {n_ranks}")
     exchange = Exchange(timeout_s)
@@ -156,10 +159,11 @@ def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: flo
             exchange.fail(error)
 
     threads = [threading.Thread(target=life, args=(rank,), daemon=True) for rank in range(n_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with _no_debugger(threads):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if errors:
         _, rank, error = min(errors, key=lambda failure: failure[0])
         error.add_note(f"(on rank {rank} of {n_ranks})")
@@ -167,3 +171,24 @@ def run_threads(fn: Callable[..., Any], n_ranks: int, *args: Any, timeout_s: flo
     if exchange.undelivered():
         raise RuntimeError(f"{exchange.undelivered()} wire messages were sent and never received")
     return results
+
+
+@contextmanager
+def _no_debugger(threads: list[threading.Thread]) -> Iterator[None]:
+    """Let breakpoint() in these threads raise RuntimeError: the debugger would ask for a line in a thread that no stop
+    button reaches, while the others give up after their time-out."""
+    before = sys.breakpointhook
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() in threads:
+            raise RuntimeError(
+                "breakpoint() in a rank that is a thread: a debugger is for ranks that are processes. Run the same "
+                f"function with labkit.run(fn, n_ranks={len(threads)})"
+            )
+        return before(*args, **options)
+
+    sys.breakpointhook = refuse
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before

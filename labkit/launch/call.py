@@ -27,6 +27,7 @@ from typing import Any
 from labkit.launch import hang_diagnosis
 from labkit.launch.advice import DEVICE_LOST, advice
 from labkit.launch.blackbox import CodePosition
+from labkit.launch.debug_session import ReadLine
 from labkit.launch.progress import CallBar
 from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.reply import Answer, Failure, WorkerError
@@ -48,8 +49,11 @@ class Call(Watch):
 
     positions: dict[int, CodePosition | None]
 
-    def __init__(self, processes: Ranks, ranks: Sequence[int], call_id: int, timeout_s: float | None):
-        super().__init__(processes, ranks, timeout_s)
+    def __init__(
+        self, processes: Ranks, ranks: Sequence[int], call_id: int, timeout_s: float | None,
+        read_line: ReadLine | None = None,
+    ):  # fmt: skip
+        super().__init__(processes, ranks, timeout_s, read_line)
         self.call_id = call_id
         self.answers: dict[int, tuple[Answer, list[Any]]] = {}
         self.deaths: dict[int, Ended] = {}
@@ -69,10 +73,12 @@ class Call(Watch):
         if self.pending:
             self.snapshot()
             self.release()
+        self.debugger.end()
         self.show(end=True)
 
     def _take(self, events: Sequence[RankMessage]) -> None:
         for event in events:
+            self.debugger.take(event)
             if event.kind == "answer" and event.what[0] == self.call_id:
                 answer: Answer = event.what[1]
                 self.answers[event.rank] = (answer, event.frames)
@@ -89,12 +95,17 @@ class Call(Watch):
         seconds = time.monotonic() - self.started
         if end or seconds > 0.02:
             super().show(end)
-            self.bar.update(self.processes.box, self.ranks, len(self.answers), seconds, end)
+            if end or self.debugger.rank is None:  # a bar would come between a person and the debugger
+                self.bar.update(self.processes.box, self.ranks, len(self.answers), seconds, end)
+
+    def hide_bar(self) -> None:
+        """Take the bar of a terminal away."""
+        self.bar.bar.hide()
 
     # -- is it still going anywhere? ---------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        seen = self.seen()
+        seen = self.whereabouts()
         self.processes.ask(self.pending, "where")  # the answers serve the next look
         box, tails = self.processes.box, self.processes.tails
         life = (
@@ -108,7 +119,7 @@ class Call(Watch):
             headline = f"Time-out: for {self.timeout_s:g} s no rank finished a verb, printed or returned."
             self.autopsy, self.reason = hang_diagnosis.Autopsy(headline, tuple(seen), tuple(self.pending)), headline
             self.reason += " If this is honest work, give the cluster a longer timeout_s."
-        elif not self.told_straggler:
+        elif not self.told_straggler and self.debugger.rank is None:
             self._straggler(seen)
 
     def _gone(self, autopsy: hang_diagnosis.Autopsy) -> bool:
@@ -125,7 +136,7 @@ class Call(Watch):
     def _finished(self, rank: int) -> int:
         return self.processes.box.read(rank).done
 
-    def seen(self) -> list[hang_diagnosis.Whereabouts]:
+    def whereabouts(self) -> list[hang_diagnosis.Whereabouts]:
         """The whereabouts of every rank of the cluster at this moment."""
         now = time.monotonic()
         whereabouts = []
@@ -141,7 +152,7 @@ class Call(Watch):
                 state = "idle"
             position, box = self.positions.get(rank), self.processes.box
             whereabouts.append(hang_diagnosis.observe(box, rank, state, position, now, detail, self.call_id))
-        return hang_diagnosis.join_torch(whereabouts)
+        return self.stopped_in_debugger(hang_diagnosis.join_torch(whereabouts))
 
     @property
     def without_device(self) -> list[int]:
@@ -153,13 +164,14 @@ class Call(Watch):
         """Ask once more where everybody is, before anything is disturbed."""
         if self.autopsy is None:
             self.ask_where(self.pending, 0.1)
-            self.autopsy = hang_diagnosis.Autopsy("", tuple(self.seen()), ())
+            self.autopsy = hang_diagnosis.Autopsy("", tuple(self.whereabouts()), ())
 
     # -- freeing the ranks -------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Get every rank out of whatever it is in, and let all meet again. Can be entered again if interrupted."""
         self.freed = True
+        self.debugger.end()
         deadline = time.monotonic() + RELEASE_S
         while self.pending and time.monotonic() < deadline:
             self.processes.signal(self.pending, signal.SIGINT)
@@ -212,7 +224,7 @@ def error_of(call: Call) -> WorkerError | None:
     failures = {rank: answer.failure for rank, (answer, _) in call.answers.items() if answer.failure is not None}
     if not failures and not call.deaths and call.reason is None:
         return None
-    autopsy = call.autopsy or hang_diagnosis.Autopsy("", tuple(call.seen()), ())
+    autopsy = call.autopsy or hang_diagnosis.Autopsy("", tuple(call.whereabouts()), ())
     rank, reason = _root(call, failures, autopsy)
     if not autopsy.headline:
         autopsy = hang_diagnosis.Autopsy(reason, autopsy.ranks, autopsy.stuck)

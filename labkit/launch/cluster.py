@@ -13,6 +13,7 @@ from typing import Any, Self
 from labkit.launch import serialize, working_folders
 from labkit.launch.call import Call, error_of, stopped, undelivered
 from labkit.launch.call_context import MakesAround
+from labkit.launch.debug_session import ReadLine, checked
 from labkit.launch.device_choice import Choice, choose
 from labkit.launch.joined import JoinedRanks
 from labkit.launch.rank_processes import RankProcesses
@@ -50,6 +51,8 @@ class BareCluster:
     blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
                    GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
     around         made once in each rank and entered around each of its calls (launch/call_context.py)
+    read_line      where the lines of a rank's debugger come from: a function like `input`, which shows a prompt and
+                   returns a line; None: `input` itself, in the cell or the terminal
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
     such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and
@@ -70,7 +73,9 @@ class BareCluster:
         around: MakesAround | None = None,
         wire: str = "shared",
         blocking: bool = True,
+        read_line: ReadLine | None = None,
     ):
+        self.read_line = checked(read_line)
         if timeout_s is not None and not is_number(timeout_s, above=True):
             raise ValueError(
                 f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
@@ -118,6 +123,7 @@ class BareCluster:
         strict: bool = False,
         quiet: bool = False,
         blocking: bool = True,
+        read_line: ReadLine | None = None,
     ) -> Self:
         """A cluster of ranks that torchrun, Slurm, Kubernetes or Ray starts, on this machine or on others.
 
@@ -132,7 +138,7 @@ class BareCluster:
         start_s          how long a call waits for ranks that have not joined, or that their engine starts again
         lost_s           how long a node may be unreachable before its ranks are given up for dead. That it is
                          unreachable is noticed within 2.5 s, and said. A call outlives a shorter cut
-        strict, blocking   as for a cluster on this machine
+        strict, blocking, read_line   as for a cluster on this machine
 
         Placement, restarts and supervision are the engine's: a rank that it starts again rejoins, as does the world, in
         a new generation, without its names. `close()` lets the ranks end, and the engine's command returns 0.
@@ -146,8 +152,9 @@ class BareCluster:
             raise ValueError(
                 f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}"
             )
-        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
         cluster = cls.__new__(cls)
+        cluster.read_line = checked(read_line)
+        processes = JoinedRanks(n_ranks, nodes, device, strict, file, host, start_s, lost_s, blocking)
         cluster._begin(processes, processes.choice, timeout_s)
         if not quiet:
             print(f"{processes.choice.sentence}. Start them with\n\n{processes.command}\n", flush=True)
@@ -190,7 +197,7 @@ class BareCluster:
             parcel = serialize.pack(fn, args, kwargs, self._processes.shares_memory, self._processes.folder)
             self._mend()
             self._calls += 1
-            call = Call(self._processes, ranks, self._calls, self.timeout_s)
+            call = Call(self._processes, ranks, self._calls, self.timeout_s, self.read_line)
             try:
                 for rank in ranks:
                     self._processes.tails[rank].start_call()

@@ -26,7 +26,7 @@ STATES = ("waiting", "running", "finished", "raised", "dead", "idle")
 @dataclass(frozen=True)
 class Whereabouts:
     """One rank at a moment. `state` is one of STATES; `waits_for` are the ranks that have not come yet; `seconds` is
-    how long it has waited, None where nothing measures that."""
+    how long it has waited, None where nothing measures that; `detail` are words for states that need more."""
 
     rank: int
     state: str
@@ -64,7 +64,7 @@ class Whereabouts:
                 return f"{name_ranks(ranks)} {stands} in {activity}{awaited}{where}"
             return f"{name_ranks(ranks)} {has} been in {activity} for {self.seconds:.1f} s{awaited}{where}"
         words = {
-            "running": f"{stands} running Python",
+            "running": self.detail or f"{stands} running Python",
             "finished": f"{has} finished",
             "raised": self.detail,
             "dead": self.detail,

@@ -279,6 +279,11 @@ class JoinedRanks(Ranks):
             if rank in self.peers and rank in self.pids:
                 self._write(self.peers[rank], b"c", pickle.dumps((question, detail)))
 
+    def answer(self, rank: int, number: int, kind: str, *rest: Any) -> None:
+        """Answer question `number` of the debugger of `rank`."""
+        if rank in self.peers and rank in self.pids:
+            self._write(self.peers[rank], b"d", pickle.dumps((number, kind, *rest)))
+
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks, by way of their posts."""
         for rank in ranks:

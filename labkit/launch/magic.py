@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from labkit.comm.group import Group
 
 DEFAULT_RANKS = 4
+LAST = " value of the last expression"
+"""The name of that value while a cell runs: it has a space, so that no cell has it."""
 
 
 def load(shell: Any) -> None:
@@ -91,13 +93,11 @@ def run_cell(group: Group, cell: str, name: str) -> str | None:
     linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
     tree = ast.parse(cell, name)
     last = tree.body[-1] if tree.body and not cell.rstrip().endswith(";") else None
-    if isinstance(last, ast.Expr):
-        tree.body.pop()
+    if isinstance(last, ast.Expr):  # one piece of code for the whole cell: a debugger steps from each line to the next
+        tree.body[-1] = ast.copy_location(ast.Assign([ast.Name(LAST, ast.Store())], last.value), last)
     try:
-        exec(compile(tree, name, "exec"), space)
-        if not isinstance(last, ast.Expr):
-            return None
-        value = eval(compile(ast.Expression(last.value), name, "eval"), space)
+        exec(compile(ast.fix_missing_locations(tree), name, "exec"), space)
+        value = space.pop(LAST, None)
     except NameError as error:
         error.add_note(
             f"A cell with %%ranks sees the names of its rank, and none of the notebook's. A cell without it hands one "

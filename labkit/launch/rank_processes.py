@@ -70,6 +70,11 @@ class Channels(Ranks):
                 identity = f"c{rank}.{self.pids[rank]}".encode()
                 self.router.send_multipart([identity, pickle.dumps((question, detail))])
 
+    def answer(self, rank: int, number: int, kind: str, *rest: Any) -> None:
+        """Answer question `number` of the debugger of `rank`."""
+        if rank in self.pids:
+            self.router.send_multipart([f"d{rank}.{self.pids[rank]}".encode(), pickle.dumps((number, kind, *rest))])
+
     def receive(self, ready: dict[Any, int], events: list[RankMessage]) -> None:
         """Read what has come from the warden and from the ranks."""
         while self.warden.poll():

@@ -17,6 +17,7 @@ class ScriptSpec:
     record      whether the flight recorder's records are fetched
     last_words  the file, without the rank's number, into which a rank that dies writes its records
     torchrun    the variables that torchrun would set
+    break_on_error  the rank whose debugger opens when its script raises an exception; None: no rank's
     """
 
     keeper: int
@@ -26,6 +27,7 @@ class ScriptSpec:
     record: bool
     last_words: str
     torchrun: dict[str, str] = field(default_factory=dict)
+    break_on_error: int | None = None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class Reach(Protocol):
         """Ask the control threads of `ranks`; the answers come as events."""
 
     @abstractmethod
+    def answer(self, rank: int, number: int, kind: str, *rest: Any) -> None:
+        """Answer question `number` of the debugger of `rank`."""
+
+    @abstractmethod
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """Send a signal to ranks."""
 

@@ -38,6 +38,7 @@ from labkit.comm.traffic_by_line import Share, Tally
 from labkit.launch import hang_diagnosis, system, working_folders
 from labkit.launch.blackbox import CodePosition
 from labkit.launch.core_shortage import CoreShortage
+from labkit.launch.debug_session import ReadLine, checked
 from labkit.launch.device_choice import choose
 from labkit.launch.life_line import LifeLine, memory_words
 from labkit.launch.long_messages import HEADLINE, brief
@@ -48,7 +49,7 @@ from labkit.launch.rank_spec import ScriptSpec
 from labkit.launch.reply import Failure, WorkerError
 from labkit.launch.warden import Ended
 from labkit.launch.watch import Watch, any_failure, culprit, delay_words, delayed, same_failure
-from labkit.plan.checks import is_number
+from labkit.plan.checks import is_number, is_whole
 
 START_S = 120.0
 LOOK_S = 0.5
@@ -108,12 +109,16 @@ def watch_script(
     observe: str | None = None,
     record: bool = True,
     quiet: bool = False,
+    break_on_error: int | None = None,
+    read_line: ReadLine | None = None,
 ) -> ScriptRun:
     """Run a script on `n_ranks` ranks to its end, whatever that is, and leave no process behind.
 
     `observe` names what looks on from inside (launch/observer.py), such as "labkit.probe.sampled.Sampled"; without
-    `record` no records are fetched. Raises ValueError for a script that is not there and for arguments that
-    are no words, KeyboardInterrupt after all ranks have been ended."""
+    `record` no records are fetched. `break_on_error` is a rank whose debugger opens where its script raises an
+    exception; `read_line` is where the lines of debuggers come from, None for `input`. Raises ValueError for a script
+    or a rank that is not there and for arguments that are no words, KeyboardInterrupt after all ranks have been ended:
+    on the stop button, and when a debugger was left by `q`."""
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"there is no script {path}: name a Python file, as for torchrun")
@@ -122,14 +127,17 @@ def watch_script(
     words = tuple(str(word) for word in arguments)
     if timeout_s is not None and not is_number(timeout_s, above=True):
         raise ValueError(f"timeout_s must be a number of more than 0 seconds, or None for no limit, got {timeout_s!r}")
+    read_line = checked(read_line)
     working_folders.check()
     choice = choose(n_ranks, "cpu")
+    if break_on_error is not None and not (is_whole(break_on_error, 0) and break_on_error < n_ranks):
+        raise ValueError(f"break_on_error={break_on_error!r}: the ranks of this script are 0 to {n_ranks - 1}")
     processes = RankProcesses(n_ranks + 1, choice._replace(devices=("cpu",) * (n_ranks + 1)), False, False)
-    watched = WatchedScript(processes, n_ranks, timeout_s)
+    watched = WatchedScript(processes, n_ranks, timeout_s, read_line)
     try:
         if not quiet:
             print(f"{file.name} on {n_ranks} rank{'s' if n_ranks > 1 else ''} of this machine", flush=True)
-        watched.start(str(file), words, observe, record)
+        watched.start(str(file), words, observe, record, break_on_error)
         watched.collect()
         return watched.run(str(file), words)
     except KeyboardInterrupt:
@@ -146,8 +154,10 @@ class WatchedScript(Watch):
     processes: RankProcesses
     positions: dict[int, tuple[CodePosition | None, list[Message], Dump | None]]
 
-    def __init__(self, processes: RankProcesses, n_ranks: int, timeout_s: float | None):
-        super().__init__(processes, range(n_ranks), timeout_s)
+    def __init__(
+        self, processes: RankProcesses, n_ranks: int, timeout_s: float | None, read_line: ReadLine | None = None
+    ):
+        super().__init__(processes, range(n_ranks), timeout_s, read_line)
         self.n_ranks = n_ranks
         self.tally = Tally(n_ranks)
         self.over: dict[int, tuple[int, Failure | None]] = {}
@@ -177,21 +187,29 @@ class WatchedScript(Watch):
         if end:
             self.life_line.end()
             return
+        if self.debugger.rank is not None:  # the line would come between a person and the debugger
+            return
         n_steps = max((seen.get("n_steps", 0) for seen in self.seen.values()), default=0)
         bars = {rank: bar for rank in self.ranks if (bar := self.processes.tails[rank].bar)}
         self.life_line.draw([f"step {n_steps:,}"] * (n_steps > 0) + self.memory, bars)
+
+    def hide_bar(self) -> None:
+        """Take the line of life away."""
+        self.life_line.bar.hide()
 
     @property
     def pending(self) -> list[int]:
         """Ranks whose process is there."""
         return [rank for rank in range(self.n_ranks) if rank not in self.ended]
 
-    def start(self, path: str, arguments: tuple[str, ...], observe: str | None, record: bool) -> None:
+    def start(
+        self, path: str, arguments: tuple[str, ...], observe: str | None, record: bool, break_on_error: int | None
+    ) -> None:
         """Start the keeper of the store, then the ranks. RuntimeError if the store does not come up."""
         processes, n = self.processes, self.n_ranks
         threads = max(1, (os.cpu_count() or 1) // n)
         words = os.path.join(processes.folder, "last_words")
-        script = ScriptSpec(n, path, arguments, observe, record, words)
+        script = ScriptSpec(n, path, arguments, observe, record, words, break_on_error=break_on_error)
         environment = {
             "OMP_NUM_THREADS": str(threads),
             "KINETO_LOG_LEVEL": "6",
@@ -230,7 +248,7 @@ class WatchedScript(Watch):
             asked = [rank for rank in self.pending if rank not in self.over]
             self.ask_where(asked, LOOK_S, True)  # and all that the recorder has
         if self.failed_at is not None:
-            self.stances = tuple(self._whereabouts())
+            self.stances = tuple(self.whereabouts())
             self.found_s = time.monotonic() - self.failed_at
         self.processes.kill(self.pending)
         self._take(self.processes.poll(0.05))
@@ -252,6 +270,7 @@ class WatchedScript(Watch):
 
     def _take(self, events: Sequence[RankMessage]) -> None:
         for event in events:
+            self.debugger.take(event)
             if event.kind == "store":
                 self.port = event.what[0]
             elif event.kind == "ended":
@@ -324,7 +343,7 @@ class WatchedScript(Watch):
                     f"rank {rank} ended its script {LEAVE_S:g} s ago, and its process does not end: it waits for a "
                     "thread or a child process"
                 )
-        self.stances = tuple(self._whereabouts())
+        self.stances = tuple(self.whereabouts())
         life = (
             [position[2].last if position[2] else None for position in self.positions.values()],
             [(tail.at, tail.hidden_bytes) for tail in self.processes.tails],
@@ -343,14 +362,21 @@ class WatchedScript(Watch):
                 f"{together or 'If this is honest work, give it a longer --timeout.'}"
             )
             self.autopsy = hang_diagnosis.Autopsy(self.reason, self.stances, tuple(self.pending))
-        else:
+        elif self.debugger.rank is None:
             self._straggler()
         self.processes.ask([rank for rank in self.pending if rank not in self.over], "where")
 
     def _dumps(self) -> list[Dump]:
         return self.tally.dumps([position[2] for position in self.positions.values() if position[2] is not None])
 
-    def _whereabouts(self) -> list[hang_diagnosis.Whereabouts]:
+    def ask_all(self) -> list[hang_diagnosis.Whereabouts]:
+        """Ask all ranks where they are, and wait a moment for the answers."""
+        stances = super().ask_all()
+        self.stances = tuple(stances)
+        return stances
+
+    def whereabouts(self) -> list[hang_diagnosis.Whereabouts]:
+        """Where every rank is at this moment, as far as is known."""
         stands = []
         for rank in range(self.n_ranks):
             state, detail = "running", ""
@@ -364,10 +390,11 @@ class WatchedScript(Watch):
             elif rank in self.ended:
                 state, detail = "dead", str(self.ended[rank])
             position, messages, dump = self.positions.get(rank, (None, [], None))
-            still = self.still[rank] > 1 or self.failed_at is not None
+            asleep = bool(self.debugger.prompts) and _sleeps(self.processes.pids.get(rank))
+            still = asleep or self.still[rank] > 1 or self.failed_at is not None
             made = self.made.get(rank, ())
             stands.append(Stand(rank, state, detail, still, position, tuple(messages), dump, made))
-        return whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic())
+        return self.stopped_in_debugger(whereabouts(stands, self._dumps(), time.time_ns(), time.monotonic()))
 
     def _straggler(self) -> None:
         waiting, late = delayed(self.stances, STRAGGLER_S)

@@ -25,7 +25,7 @@ import zmq
 
 from labkit.comm import flight, rendezvous_store
 from labkit.comm.script_messages import Overheard
-from labkit.launch import unblock
+from labkit.launch import rank_debugger, unblock
 from labkit.launch.last_words import leave_last_words
 from labkit.launch.observer import Observer
 from labkit.launch.rank_setup import set_up_rank
@@ -54,6 +54,7 @@ def main(spec: RankSpec) -> None:
     context = zmq.Context()
     overheard = Overheard()
     overheard.hear()
+    rank_debugger.install(rank_debugger.Keyboard(context, spec.address, spec.rank))
     observer: Observer | None = None
     if script.observer:
         module, _, name = script.observer.rpartition(".")
@@ -61,7 +62,8 @@ def main(spec: RankSpec) -> None:
     main_thread = threading.main_thread().ident or 0
     control = Control(context, spec, script.record, main_thread, overheard, observer)
     threading.Thread(target=control.serve, daemon=True, name="labkit-control").start()
-    code, failure = become_script(script.path, script.arguments, observer)
+    code, failure = become_script(script.path, script.arguments, observer, script.break_on_error == spec.rank)
+    rank_debugger.stop_tracing()
     channel = _connect(context, "m", spec)
     seen = None
     try:
@@ -78,8 +80,11 @@ def main(spec: RankSpec) -> None:
     del words
 
 
-def become_script(path: str, arguments: tuple[str, ...], observer: Observer | None) -> tuple[int, Failure | None]:
-    """Run the script as `__main__`; its exit code, and the exception with which it ended if it did not exit."""
+def become_script(
+    path: str, arguments: tuple[str, ...], observer: Observer | None, break_on_error: bool = False
+) -> tuple[int, Failure | None]:
+    """Run the script as `__main__`; its exit code, and the exception with which it ended if it did not exit. With
+    `break_on_error` a debugger opens where an exception was raised."""
     for module in ("random", "numpy"):
         if module in sys.modules:
             sys.modules[module].random.seed() if module == "numpy" else random.seed()
@@ -103,7 +108,11 @@ def become_script(path: str, arguments: tuple[str, ...], observer: Observer | No
             observer.failed(error)
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next  # without our own line
-        sys.excepthook(type(error), error, error.__traceback__)
+        rank_debugger.at_the_line(error)
+        if not isinstance(error, rank_debugger.DebuggerQuit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        if break_on_error and isinstance(error, Exception):
+            rank_debugger.look_at(error)
         failure = failure_of(error, "")
         return 130 if isinstance(error, KeyboardInterrupt) else 1, failure
 

@@ -1,6 +1,7 @@
 """What a call (call.py) and a script (script.py) have in common: ranks under way together, looked at again and again.
 
     every moment   what has come is taken in, what was printed is shown
+    a debugger     of a rank waits for a line: it is read (debug_session.py), and nobody is late or stuck meanwhile
     LOOK_S         are there signs of life? who waits for whom, and for how long in the same place?
     GRACE_S        the moment that the others have after the first failure
 
@@ -13,12 +14,17 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from labkit.launch import hang_diagnosis, output
+from labkit.launch.debug_session import DebugSession, ReadLine
 from labkit.launch.hang_diagnosis import Autopsy, Whereabouts
 from labkit.launch.ranks import RankMessage, Ranks
 from labkit.launch.reply import Failure
+
+ASK_S = 0.3
+"""The most seconds that the answers of ranks are awaited where a person has asked for them."""
 
 
 class WatchSteps(Protocol):
@@ -34,6 +40,14 @@ class WatchSteps(Protocol):
         """Take in what the ranks tell."""
 
     @abstractmethod
+    def whereabouts(self) -> list[Whereabouts]:
+        """Where every rank is at this moment, as far as is known."""
+
+    @abstractmethod
+    def hide_bar(self) -> None:
+        """Take the bar of a terminal away, since something is printed below it."""
+
+    @abstractmethod
     def _look(self, now: float) -> None:
         """See whether it is still going anywhere; if not, set `reason` and `autopsy`."""
 
@@ -45,10 +59,14 @@ class Watch(WatchSteps):
     autopsy    where each was then
     failed_at  when the first of them failed; None while none has
     life_at    when there was the last sign of life
+    debugger   the debuggers that ranks have opened
     """
 
-    def __init__(self, processes: Ranks, ranks: Sequence[int], timeout_s: float | None):
+    def __init__(
+        self, processes: Ranks, ranks: Sequence[int], timeout_s: float | None, read_line: ReadLine | None = None
+    ):
         self.processes, self.ranks, self.timeout_s = processes, tuple(ranks), timeout_s
+        self.debugger = DebugSession(processes, read_line)
         self.positions: dict[int, Any] = {}
         self.autopsy: Autopsy | None = None
         self.reason: str | None = None
@@ -73,14 +91,46 @@ class Watch(WatchSteps):
         """Go on until no rank is pending, `reason` is known, or the first failure is `grace_s` seconds old."""
         look_at = self.started + look_s
         while self.pending and self.reason is None:
-            self._take(self.processes.poll(0.05))
-            now = time.monotonic()
+            self.hear()
+            self.debugger.check()
             self.show()
+            now = time.monotonic()
+            if self.debugger.prompts:
+                self._debug()
+                look_at = time.monotonic() + look_s
+                continue
             if self.failed_at is not None and now - self.failed_at > grace_s:
                 break
             if now >= look_at:
                 self._look(now)
                 look_at = now + look_s
+
+    def hear(self) -> None:
+        """Take in what the ranks tell; wait a moment for it."""
+        self._take(self.processes.poll(0.05))
+
+    def _debug(self) -> None:
+        """Let a person type into a debugger. Seconds count anew afterwards."""
+        self.hide_bar()
+        self.debugger.serve(self)
+        self.life_at = self.stuck_since = time.monotonic()
+        self.failed_at = self.failed_at and self.life_at
+
+    def ask_all(self) -> list[Whereabouts]:
+        """Ask all ranks where they are, and wait a moment for the answers."""
+        self.ask_where(self.pending, ASK_S)
+        return self.whereabouts()
+
+    def stopped_in_debugger(self, stances: Sequence[Whereabouts]) -> list[Whereabouts]:
+        """The same, with the place and words for the ranks whose debuggers wait for a line."""
+        prompts = self.debugger.prompts
+        words: dict[str, Any] = {"state": "running", "detail": "is stopped in the debugger", "waits_for": ()}
+        return [
+            replace(s, **words, file=asked.file, line=asked.line, source=asked.source, seconds=None)
+            if (asked := prompts.get(s.rank)) is not None
+            else s
+            for s in stances
+        ]
 
     def ask_where(self, ranks: Sequence[int], timeout_s: float, detail: Any = None) -> None:
         """Ask `ranks` anew where they are, and wait `timeout_s` seconds at most for those that are still there."""

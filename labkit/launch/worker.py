@@ -26,7 +26,7 @@ from labkit.comm.ledger import Ledger
 from labkit.comm.mailbox import Mailbox
 from labkit.comm.process_groups import ProcessGroups
 from labkit.comm.traffic import Traffic
-from labkit.launch import serialize, unblock
+from labkit.launch import rank_debugger, serialize, unblock
 from labkit.launch.blackbox import BlackBox, Page
 from labkit.launch.rank_setup import Screen, set_up_rank
 from labkit.launch.rank_spec import RankSpec
@@ -71,6 +71,8 @@ class WorkerRank:
         self.socket.linger = 500
         self.socket.identity = f"m{self.rank}.{os.getpid()}".encode()
         self.socket.connect(spec.address)
+        self.keyboard = rank_debugger.Keyboard(self.context, spec.address, self.rank)
+        rank_debugger.install(self.keyboard)
         self.send("hello", None, os.getpid())
         self.libc = ctypes.CDLL(None)
 
@@ -181,12 +183,16 @@ class WorkerRank:
         self.page.begin(call_id)
         started = time.perf_counter()
         value, failure = None, None
+        self.keyboard.is_open = True
         try:
             with self.around or contextlib.nullcontext():
                 value = self._run(frames)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end the call, not the rank
+            rank_debugger.at_the_line(error)
             lost = isinstance(error, RuntimeError) and not device_answers(self.spec.device)
             failure = failure_of(error, self.page.last, lost, not self.groups.has_world)
+        self.keyboard.is_open = False
+        rank_debugger.stop_tracing()
         seconds = time.perf_counter() - started
         self.page.weigh()
         self._flush()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.comm.traffic_by_line import ROOTLESS, LeastAndMost, LineTraffic
+from labkit.launch.debug_session import ReadLine
 from labkit.launch.hang_diagnosis import lines, name_ranks
 from labkit.launch.script import ScriptRun, watch_script
 from labkit.plan.breakdown import KINDS
@@ -43,13 +44,18 @@ def script(
     timeout_s: float | None = 300.0,
     watch: bool = True,
     quiet: bool = False,
+    break_on_error: int | None = None,
+    read_line: ReadLine | None = None,
 ) -> ScriptReport:
     """Run a torchrun-style script on `n_ranks` fresh ranks, as it is, and explain it. Its output appears as it comes.
 
     `watch=False`: count collectives and explain hangs, but measure no memory and no overlap. The report also tells of a
-    script that fails; nothing is raised for it. ValueError if there is no such script."""
+    script that fails; nothing is raised for it. `breakpoint()` in the script opens a debugger here, and so does an
+    exception on rank `break_on_error`; `read_line` is where its lines come from, None for `input`. ValueError if there
+    is no such script or rank, KeyboardInterrupt if a debugger was left by `q`."""
     observe = OBSERVER if watch else None
-    return ScriptReport(watch_script(path, n_ranks, arguments, timeout_s, observe, quiet=quiet))
+    options: dict[str, Any] = {"quiet": quiet, "break_on_error": break_on_error, "read_line": read_line}
+    return ScriptReport(watch_script(path, n_ranks, arguments, timeout_s, observe, **options))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import stat
@@ -110,6 +111,31 @@ def test_joined_ranks_compute_print_remember_and_book_as_those_at_home_do(joined
         shell.run_cell_magic("ranks", "", cell)
     assert capsys.readouterr().out.splitlines() == ["rank 0: 10", "rank 1: 20"]
     assert joined.state["x"] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_joined_rank_is_debugged_in_the_notebook(joined, monkeypatch, capsys):
+    """Would catch a post that does not pass on what a debugger says, and lines that go to another rank."""
+
+    def sum_of_ranks(group):
+        x = torch.ones(1) * (group.rank + 1)
+        if group.rank == 1:
+            breakpoint()
+            x = x * 10
+        return group.all_reduce(x).item()
+
+    def type_line(prompt):
+        # what `others` says must not depend on speed
+        return lines.pop(0) if lines[0] != "others" or waiting(joined, 0)() else "p 'too early'"
+
+    lines = ["others", "p x + 5", "n", "c", "q"]
+    monkeypatch.setattr(joined, "read_line", type_line)
+    assert [reply.value for reply in joined.run(sum_of_ranks)] == [21.0, 21.0]
+    printed = capsys.readouterr().out
+    assert "tensor([7.])" in printed
+    assert re.search(r"rank 0 has been in all_reduce #1 on world .*, waiting for rank 1", printed)
+    with pytest.raises(KeyboardInterrupt, match="All ranks are still there"):
+        joined.run(sum_of_ranks)
 
 
 @pytest.mark.slow
