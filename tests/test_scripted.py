@@ -261,7 +261,7 @@ def test_a_script_without_a_sign_of_life_is_ended_after_the_time_that_it_was_giv
     assert report.first[0].startswith("Time-out: for 3 s no rank has called a collective")
     assert "--timeout" in report.first[0]
     assert "silent.py:3" in report.words()
-    with pytest.raises(ValueError, match="timeout_s must be more than 0"):
+    with pytest.raises(ValueError, match="timeout_s must be a number of more than 0"):
         script(file, 2, timeout_s=-1)
 
 
