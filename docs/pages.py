@@ -299,7 +299,7 @@ def _claim(result: Result, labs: Mapping[str, str], where: Mapping[str, Sequence
         f"| {_escaped(amount(setting.truth, setting.unit))} | {'measured' if setting.measured else 'computed'} |"
         for setting in finding.settings
     ]
-    truth = row.truth[0].upper() + row.truth[1:]
+    truth = result.truth[0].upper() + result.truth[1:]
     return (
         f"### “{_escaped(row.claim)}”\n\n**{SIGNS[finding.verdict]}.** {_escaped(truth.rstrip('.'))}.{conditions} "
         f"({row.id}; {links})\n\n" + "\n".join(table) + "\n"
