@@ -293,6 +293,7 @@ def _claim(result: Result, labs: Mapping[str, str], where: Mapping[str, Sequence
     conditions = f" It holds for {_escaped(finding.premise)}." if finding.premise else ""
     numbers = where.get(row.id, ("17",))
     links = ", ".join(f"[lab {number}]({labs[number]})" for number in numbers)
+    links += f"; [said or asked here]({row.address})" if row.address else ""
     table = ["| | where | the claim says | found | |", "|---|---|---|---|---|"]
     table += [
         f"| {'✓' if setting.holds else '✗'} | {_escaped(setting.name)} | {_escaped(asked(setting))} "

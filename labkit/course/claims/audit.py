@@ -59,6 +59,11 @@ class Claim(NamedTuple):
     truth: str
     how_to_show: str
 
+    @property
+    def address(self) -> str:
+        """The address of the page where the claim is made, or is asked about; "" if its source is not a page."""
+        return self.source if self.source.startswith("https://") else ""
+
 
 class Result(NamedTuple):
     """A claim, what its proof found, and the seconds that it took. `fault`: the proof's exception, if it raised."""

@@ -45,7 +45,7 @@ class Shown(Protocol):
 
     @property
     def claim(self) -> Any:
-        """The claim's row: id, source, topic, claim, verdict."""
+        """The claim's row: id, address, topic, claim, verdict."""
 
     @property
     def finding(self) -> Any:
@@ -109,6 +109,7 @@ def lines(result: Shown) -> list[str]:
     if not result.agrees and not result.fault:
         out.append(f"    the row says: {result.claim.verdict}")
     out += [f"    {words}" for words in remarks(result)]
+    out += [f"    said or asked at {result.claim.address}"] * bool(result.claim.address)
     for setting in result.finding.settings:
         numbers = f"claimed {asked(setting)}, found {amount(setting.truth, setting.unit)} ({how(setting)})"
         out.append(f"    {'✓' if setting.holds else '✗'} {setting.name}: {numbers}")

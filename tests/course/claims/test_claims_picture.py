@@ -39,7 +39,7 @@ class Shown:
 
     @property
     def claim(self) -> SimpleNamespace:
-        return SimpleNamespace(id=self.id, source="003", topic=self.topic, claim=self.said, verdict="wrong")
+        return SimpleNamespace(id=self.id, address="", topic=self.topic, claim=self.said, verdict="wrong")
 
     @property
     def truth(self) -> str:
