@@ -290,7 +290,7 @@ def _claims(results: Sequence[Result], made: Mapping[str, str], labs: Mapping[st
 
 def _claim(result: Result, labs: Mapping[str, str], where: Mapping[str, Sequence[str]]) -> str:
     row, finding = result.claim, result.finding
-    conditions = f" It holds for {_escaped(finding.premise)}." if finding.premise else ""
+    conditions = f" Condition: {_escaped(finding.premise)}." if finding.premise else ""
     numbers = where.get(row.id, ("17",))
     links = ", ".join(f"[lab {number}]({labs[number]})" for number in numbers)
     links += f"; [said or asked here]({row.address})" if row.address else ""
