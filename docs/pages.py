@@ -290,16 +290,17 @@ def _claims(results: Sequence[Result], made: Mapping[str, str], labs: Mapping[st
 
 def _claim(result: Result, labs: Mapping[str, str], where: Mapping[str, Sequence[str]]) -> str:
     row, finding = result.claim, result.finding
-    conditions = f" It holds for {_escaped(finding.premise)}." if finding.premise else ""
+    conditions = f" Condition: {_escaped(finding.premise)}." if finding.premise else ""
     numbers = where.get(row.id, ("17",))
     links = ", ".join(f"[lab {number}]({labs[number]})" for number in numbers)
+    links += f"; [said or asked here]({row.address})" if row.address else ""
     table = ["| | where | the claim says | found | |", "|---|---|---|---|---|"]
     table += [
         f"| {'✓' if setting.holds else '✗'} | {_escaped(setting.name)} | {_escaped(asked(setting))} "
         f"| {_escaped(amount(setting.truth, setting.unit))} | {'measured' if setting.measured else 'computed'} |"
         for setting in finding.settings
     ]
-    truth = row.truth[0].upper() + row.truth[1:]
+    truth = result.truth[0].upper() + result.truth[1:]
     return (
         f"### “{_escaped(row.claim)}”\n\n**{SIGNS[finding.verdict]}.** {_escaped(truth.rstrip('.'))}.{conditions} "
         f"({row.id}; {links})\n\n" + "\n".join(table) + "\n"

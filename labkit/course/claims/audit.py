@@ -1,12 +1,13 @@
 """The audit: every claim of claims.csv, its proof, and whether the two agree.
 
-    claims()                         the rows, in order: Claim(id, seed, topic, claim, verdict, truth, how_to_show)
+    claims()                         the rows, in order: Claim(id, source, topic, claim, verdict, truth, how_to_show)
     prove("c12")                     run its proof: a Finding, whose verdict follows from its numbers
     audit(["c12", "c13"])            Results, one by one as their proofs run; of all claims if none is named
     store(results), kept()           write and read results.json beside this file: cards quote its numbers
 
 A proof is the function `c12` in one of the files of proofs/. A row states a verdict; if its proof says otherwise, the
-row is wrong, and `Result.agrees` is False.
+row is wrong, and `Result.agrees` is False. A row states no number that its proof finds: its truth has places for them,
+`{at[8 ranks]:.1f} times`, which `Result.truth` fills, so that text and proof cannot differ.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import date
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,16 +39,30 @@ INFINITE = ("inf", "-inf", "nan")
 """Values that JSON has no number for, as they are written in the file."""
 
 
+OWN = "own"
+"""The source of a claim that is put into words here: a mistake that lies near, for which nobody is quoted."""
+
+
 class Claim(NamedTuple):
-    """A row of the audit. `seed` is the source of the claim, `truth` says in words what is true."""
+    """A row of the audit.
+
+    source    where the claim is made: one of the course's five sources by number, "000" to "004"; the address of a page
+              that says it, or from which it was taken; or OWN
+    truth     what is true, in words with places for the numbers that the proof finds (Finding.quoted)
+    """
 
     id: str
-    seed: str
+    source: str
     topic: str
     claim: str
     verdict: str
     truth: str
     how_to_show: str
+
+    @property
+    def address(self) -> str:
+        """The address of the page where the claim is made, or is asked about; "" if its source is not a page."""
+        return self.source if self.source.startswith("https://") else ""
 
 
 class Result(NamedTuple):
@@ -56,6 +72,15 @@ class Result(NamedTuple):
     finding: Finding
     seconds: float
     fault: str = ""
+
+    @property
+    def truth(self) -> str:
+        """What is true, with the numbers that the proof has found; "?" stands for each of them if the proof raised.
+        ValueError if the row quotes a number that its proof does not find."""
+        if self.fault:
+            pieces = Formatter().parse(self.claim.truth)
+            return "".join(words + "?" * (place is not None) for words, place, _, _ in pieces)
+        return self.finding.quoted(self.claim.truth)
 
     @property
     def agrees(self) -> bool:
@@ -148,6 +173,7 @@ def _result(claim: Claim) -> Result:
         proof_of(claim.id)  # imports all proofs, and torch, which must not count as time of the proof
         began = time.perf_counter()
         finding = prove(claim.id)
+        finding.quoted(claim.truth)  # a row that quotes a number which is not there is as wrong as its proof
     except Exception as error:  # one broken proof must not hide the verdicts of all the others
         message = str(error).strip().partition("\n")[0]
         fault = f"{type(error).__name__}: {message}" if message else type(error).__name__

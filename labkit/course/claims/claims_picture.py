@@ -45,11 +45,15 @@ class Shown(Protocol):
 
     @property
     def claim(self) -> Any:
-        """The claim's row: id, seed, topic, claim, verdict, truth."""
+        """The claim's row: id, address, topic, claim, verdict."""
 
     @property
     def finding(self) -> Any:
         """The finding of its proof: verdict, settings, premise, said (finding.py)."""
+
+    @property
+    def truth(self) -> str:
+        """What is true, with the numbers of the finding."""
 
     @property
     def seconds(self) -> float:
@@ -101,10 +105,11 @@ def asked(setting: Any) -> str:
 def lines(result: Shown) -> list[str]:
     """A result in words: the verdict and the claim, the truth, then a line for each setting."""
     word, sign, _ = verdict_of(result)
-    out = [f"{result.claim.id}  {sign} {word}: {result.claim.claim}", f"    truth: {result.claim.truth}"]
+    out = [f"{result.claim.id}  {sign} {word}: {result.claim.claim}", f"    truth: {result.truth}"]
     if not result.agrees and not result.fault:
         out.append(f"    the row says: {result.claim.verdict}")
     out += [f"    {words}" for words in remarks(result)]
+    out += [f"    said or asked at {result.claim.address}"] * bool(result.claim.address)
     for setting in result.finding.settings:
         numbers = f"claimed {asked(setting)}, found {amount(setting.truth, setting.unit)} ({how(setting)})"
         out.append(f"    {'✓' if setting.holds else '✗'} {setting.name}: {numbers}")
@@ -131,7 +136,7 @@ def markdown(results: Sequence[Shown]) -> str:
         row = result.claim
         verdict = f"{sign} {word}" + (f" (the row says: {row.verdict})" if not result.agrees else "")
         proof = "<br>".join(map(plain, (*remarks(result), *tests)))
-        cells = (row.id, row.topic, row.claim, verdict, row.truth)
+        cells = (row.id, row.topic, row.claim, verdict, result.truth)
         rows.append(f"| {' | '.join(map(plain, cells))} | {proof} | {result.seconds:.2f} |")
     return "\n".join([plain(tally(results)), "", *rows, ""])
 
@@ -193,7 +198,7 @@ def _row(result: Shown) -> str:
         verdict += f"<br>the row says: {escape(result.claim.verdict)}"
     row = result.claim
     cells = f"<td style='{CELL}'>{escape(row.claim)}</td><td style='{CELL}'>{verdict}</td>"
-    cells += f"<td style='{CELL}'>{escape(row.truth)}{_tests(result)}</td>"
+    cells += f"<td style='{CELL}'>{escape(result.truth)}{_tests(result)}</td>"
     first = f"<th scope='row' style='{CELL};font-weight:normal'>{escape(row.id)}</th>"
     last = f"<td style='{CELL};text-align:right'>{result.seconds:.1f}</td>"
     edge = "background:transparent;border-top:1px solid rgba(128,128,128,.5)"

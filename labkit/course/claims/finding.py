@@ -4,6 +4,7 @@
     Finding.of(settings)                                       all hold: holds; none: wrong; some: depends
     Finding.of(settings, premise="equal shards")               some hold: holds with conditions, namely the premise
     Finding.silent("the paper does not say so")                not shown
+    finding.quoted("{at[K = 8]:.1f} and not {guess:.0f}")      a text with the finding's numbers in its places
 
 A proof states no verdict. It compares numbers, and the verdict follows from the comparison.
 """
@@ -103,3 +104,13 @@ class Finding:
         """The verdict, and every number by its name, as plain data."""
         numbers = {setting.name: setting.truth for setting in self.settings if not isinstance(setting.truth, str)}
         return {"verdict": self.verdict, "numbers": {**numbers, **self.numbers}}
+
+    def quoted(self, text: str) -> str:
+        """The text with this finding's values in its places: `{at[NAME]:.1f}` is what is true in the setting NAME, and
+        `{name:.0%}` is one of `numbers`. ValueError, with the names that there are, for another place."""
+        at = {setting.name: setting.truth for setting in self.settings}
+        try:
+            return text.format(at=at, **self.numbers)
+        except (LookupError, ValueError) as error:
+            names = ", ".join([*(f"at[{name}]" for name in at), *self.numbers]) or "nothing"
+            raise ValueError(f"{text!r} quotes what was not found: {error}; there is {names}") from error

@@ -29,7 +29,7 @@ class Question(Protocol):
 
     @property
     def claim(self) -> Any:
-        """The row of the claim: id, topic, claim, truth."""
+        """The row of the claim: id, topic, claim."""
 
     @property
     def truth(self) -> str:
@@ -55,7 +55,7 @@ def key(questions: Sequence[Question], proofs: Sequence[Shown], title: str) -> s
             f", {letter(question.right)}) {plain(question.conditions[question.right - 1])}" if question.right else ""
         )
         body += ["", f"## {question.number}. {question.truth}{where}", ""]
-        body += [f"{question.claim.id}: {plain(question.claim.claim)}", "", f"Truth: {plain(question.claim.truth)}", ""]
+        body += [f"{question.claim.id}: {plain(question.claim.claim)}", "", f"Truth: {plain(proof.truth)}", ""]
         body += [f"- the proof raised {plain(proof.fault)}"] * bool(proof.fault)
         for setting in proof.finding.settings:
             way = "measured" if setting.measured else "computed"

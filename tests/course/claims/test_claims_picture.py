@@ -39,9 +39,11 @@ class Shown:
 
     @property
     def claim(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            id=self.id, seed="003", topic=self.topic, claim=self.said, verdict="wrong", truth="5.5 bytes"
-        )
+        return SimpleNamespace(id=self.id, address="", topic=self.topic, claim=self.said, verdict="wrong")
+
+    @property
+    def truth(self) -> str:
+        return "5.5 bytes"
 
     @property
     def finding(self) -> SimpleNamespace:

@@ -122,7 +122,7 @@ def test_the_page_of_claims_has_each_with_its_verdict_its_truth_and_its_numbers(
         assert f'data-answer="{MEANS.get(result.claim.verdict, "")}"' in text
         assert f'data-condition="{condition_of(result)}"' in text
         assert result.claim.claim in text
-        assert f" {result.claim.verdict}</span> {result.claim.truth}</p>" in text
+        assert f" {result.claim.verdict}</span> {result.truth}</p>" in text
         for setting in result.finding.settings:
             row = f">{setting.name}</th><td>{asked(setting)}</td><td>{amount(setting.truth, setting.unit)}, "
             assert row in text, (result.claim.id, setting.name)

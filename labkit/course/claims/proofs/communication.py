@@ -214,6 +214,7 @@ def c82() -> Finding:
     pairs = {"A100, HDR": ("nvlink-a100", "infiniband-hdr"), "H100, NDR": ("nvlink", "infiniband")}
     pairs["B200, NDR"] = ("nvlink-b200", "infiniband")
     gaps = {name: preset(fast).bytes_per_s / preset(slow).bytes_per_s for name, (fast, slow) in pairs.items()}
+    gaps["B200, 800 Gb/s"] = preset("nvlink-b200").bytes_per_s / (800e9 / 8)
     return Finding.of(
         [Setting(name, 10, gap, "times", rule="at least") for name, gap in gaps.items()],
         both_directions_over_one=2 * gaps["H100, NDR"],

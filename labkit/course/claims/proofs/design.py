@@ -36,50 +36,38 @@ def alone(model: str, device: str) -> float:
 def c91() -> Finding:
     """Plan FSDP with and without tensor parallelism on 64 GPUs, for batches of many rows and of few."""
     few = fastest("megatron-18.4b", "h100", (Layout(64), *WITH_TP), 32)
+    many = {
+        f"{size} on 64 {device[:4].upper()}s, 512 rows: alone / with TP": alone(f"megatron-{size.lower()}", device)
+        for size, device in (("18.4B", "h100"), ("18.4B", "a100-80gb"), ("39.1B", "h100"))
+    }
     return Finding.of(
         [
-            Setting(
-                f"{size} on 64 {name}s, 512 rows: alone / with TP",
-                1.2,
-                alone(f"megatron-{size.lower()}", device),
-                "times as long",
-                rule="at least",
-            )
-            for size, name, device in (
-                ("18.4B", "H100", "h100"),
-                ("18.4B", "A100", "a100-80gb"),
-                ("39.1B", "H100", "h100"),
-            )
-        ]
-        + [
+            *(Setting(name, 1.2, ratio, "times as long", rule="at least") for name, ratio in many.items()),
             Setting("18.4B on 64 H100s, 32 rows: runs", "with TP", "with TP" if few.layout.tp > 1 else "alone"),
         ],
         premise="the batch has fewer rows than there are GPUs",
+        least_longer=min(many.values()) - 1,
+        most_longer=max(many.values()) - 1,
     )
-
-
-def most_under_ddp(device: str) -> float:
-    """The number of parameters whose state, 16 bytes each, fills a device without any activations."""
-    bytes_per_param = ModelState(1e9, 1).bytes_per_param(0)
-    return Hardware.preset(device).memory_bytes.value / bytes_per_param
 
 
 def c92() -> Finding:
     """Divide a device's memory by the bytes of state per parameter under DDP: the largest model, no activations."""
+    named = {
+        name: Hardware.preset(name.lower()).memory_bytes.value for name in ("A100-40GB", "A100-80GB", "H200", "B200")
+    }
+    sizes = {**named, "a device of 288 GB": 288e9}
+    largest = {name: n_bytes / ModelState(1e9, 1).bytes_per_param(0) for name, n_bytes in sizes.items()}
     return Finding.of(
         [
-            Setting(
-                "A100, 80 GB: largest model under DDP", 10e9, most_under_ddp("a100-80gb"), "parameters", rule="at least"
-            ),
-            Setting(
-                "H200, 141 GB: largest model under DDP", 10e9, most_under_ddp("h200"), "parameters", rule="at least"
-            ),
-            Setting(
-                "B200, 180 GB: largest model under DDP", 10e9, most_under_ddp("b200"), "parameters", rule="at least"
-            ),
+            Setting(f"{name}: largest model under DDP", 10e9, n_params, "parameters", rule="at least")
+            for name, n_params in largest.items()
         ],
         premise="a device has 160 GB, and room for activations on top",
-        on_40_gb=most_under_ddp("a100-40gb"),
+        billions_on_80_gb=largest["A100-80GB"] / 1e9,
+        billions_on_141_gb=largest["H200"] / 1e9,
+        billions_on_180_gb=largest["B200"] / 1e9,
+        billions_on_288_gb=largest["a device of 288 GB"] / 1e9,
     )
 
 
@@ -101,8 +89,8 @@ def c93() -> Finding:
             Setting("70B (1.1 TB) on 8 A100s of 80 GB", no, without_offload("llama-70b", "a100-80gb", 8)),
         ],
         premise="the state over the number of GPUs is more than one of them holds",
-        state_of_7b=ModelState(ModelShape.preset("llama-7b").n_params, 1).held(0).total,
-        state_of_70b=ModelState(ModelShape.preset("llama-70b").n_params, 1).held(0).total,
+        gb_of_7b=ModelState(ModelShape.preset("llama-7b").n_params, 1).held(0).total / 1e9,
+        tb_of_70b=ModelState(ModelShape.preset("llama-70b").n_params, 1).held(0).total / 1e12,
     )
 
 
@@ -120,4 +108,6 @@ def c94() -> Finding:
         ],
         premise="the question is whether it fits, not how long it takes",
         step_s=step_s,
+        gb_of_a_gpu=held / 1e9,
+        years=days / 365.25,
     )

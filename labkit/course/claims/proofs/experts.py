@@ -35,8 +35,8 @@ def c119() -> Finding:
             Setting("parameters in all, billion", 56.0, mixtral.n_params / 1e9),
             Setting("eight times a dense model of the same sizes, billion", 8 * dense / 1e9, mixtral.n_params / 1e9),
         ],
-        active=mixtral.n_active,
-        one_of_eight=float(dense),
+        active_billion=mixtral.n_active / 1e9,
+        dense_billion=dense / 1e9,
     )
 
 

@@ -58,13 +58,13 @@ N_LAYERS, RUNS = 8, (0, 1, 8)
 """Layers, each a unit of ZeRO-3, and how many of them are in a checkpointed segment; 0: nothing is checkpointed."""
 
 
-def gathers(group: Group) -> list[float]:
+def gathers(group: Group, reshard: bool = True) -> list[float]:
     """All-gathers per layer in one step, for each length of a segment in RUNS. The second step counts, since ZeRO-3
-    learns the order of its units in the first."""
+    learns the order of its units in the first. reshard=False: units stay whole from forward to backward."""
     per_layer = []
     for run in RUNS:
         layers = [nn.Linear(16, 16, bias=False) for _ in range(N_LAYERS)]
-        sync = ZeRO3(nn.Sequential(*layers), group, torch.optim.SGD)
+        sync = ZeRO3(nn.Sequential(*layers), group, torch.optim.SGD, reshard=reshard)
         for _ in range(2):
             group.ledger.clear()
             sync.zero_grad()
@@ -77,11 +77,13 @@ def gathers(group: Group) -> list[float]:
 
 def c31() -> Finding:
     """Count the all-gathers of a step on 2 and on 4 real ranks, and divide by the layers; on 2 ranks also with
-    checkpointing of each layer by itself, and of all layers as one segment.
+    checkpointing of each layer by itself, of all layers as one segment, and with layers that stay whole after forward
+    (reshard_after_forward=False in PyTorch, which takes it for the root module unless it is told otherwise).
 
     By the law a segment of k units gathers all but the last of them once more: 3 - 1/k gathers a unit."""
     two, four = (capped.run(gathers, n_ranks=n)[0].value for n in (2, 4))
     plain, alone, together = two
+    whole = capped.run(gathers, False, n_ranks=2)[0].value[0]
     gathered = partial(Setting, claimed=2, unit="a layer", within=0, measured=True)
     return Finding.of(
         [
@@ -89,8 +91,9 @@ def c31() -> Finding:
             gathered("4 ranks", truth=four[0]),
             gathered("each layer checkpointed by itself", truth=alone),
             gathered(f"{N_LAYERS} layers in one checkpointed segment", truth=together),
+            gathered("layers stay whole after forward", truth=whole),
         ],
-        premise="no checkpointed segment has several units",
+        premise="a unit's weights are freed after forward, and no checkpointed segment has several units",
         one_segment_by_law=3 - 1 / N_LAYERS,
     )
 

@@ -26,21 +26,27 @@ from labkit.train.kv_cache import KVCache
 CONFIG = GPTConfig(n_layer=2, d_model=48, n_head=12, vocab=72, seq=24)
 
 
+def apart(position: str, dtype: torch.dtype) -> float:
+    """The largest difference between a score of twelve more tokens with a cache, and that of one forward pass over all
+    of them, over the standard deviation of the scores."""
+    model = GPT(replace(CONFIG, position=position), seed=0).to(dtype)
+    tokens = generate(model, torch.arange(16).view(2, 8), 12)
+    with torch.no_grad():
+        whole = model(tokens)
+    cache = KVCache(model, 2)
+    scores = [prefill(model, tokens[:, :8], cache)]
+    scores += [decode(model, tokens[:, t], cache) for t in range(8, 20)]
+    return max(float((one - whole[:, 7 + t]).abs().max()) for t, one in enumerate(scores)) / float(whole.std())
+
+
 def c131() -> Finding:
-    """The scores of twelve more tokens with a cache, and of one forward pass over all of them, in float64."""
+    """Compare the scores with a cache and without, in float64; in bf16, where both are rounded, for its own sake."""
     settings = []
     for position in ("learned", "rotary"):
-        model = GPT(replace(CONFIG, position=position), seed=0).double()
-        tokens = generate(model, torch.arange(16).view(2, 8), 12)
-        with torch.no_grad():
-            whole = model(tokens)
-        cache = KVCache(model, 2)
-        scores = [prefill(model, tokens[:, :8], cache)]
-        scores += [decode(model, tokens[:, t], cache) for t in range(8, 20)]
-        off = max(float((one - whole[:, 7 + t]).abs().max()) for t, one in enumerate(scores))
+        off = apart(position, torch.float64)
         words = "the scores of a whole pass" if off < 1e-12 else f"{off:.1e} apart"
         settings.append(Setting(f"{position} positions", "other scores", words, measured=True))
-    return Finding.of(settings)
+    return Finding.of(settings, apart_in_bf16=apart("rotary", torch.bfloat16))
 
 
 def held(group: Group) -> int:
@@ -69,7 +75,7 @@ def c133() -> Finding:
     settings = []
     for rows in (1, 16, 64, 128):
         times = one.step_s(2 * rows, 4096) / one.step_s(rows, 4096)
-        settings.append(Setting(f"{rows} and {2 * rows} rows of 4,096 tokens", 2, times, "times as long"))
+        settings.append(Setting(f"{rows} and {2 * rows} sequences of 4,096 tokens", 2, times, "times as long"))
     return Finding.of(settings, fits=one.rows_in_memory(4096))
 
 
@@ -95,10 +101,11 @@ def sent(group: Group) -> list[int]:
 
 def c134() -> Finding:
     """Hand the same weights over on real ranks by both ways, and count what the busiest rank sends."""
-    settings = []
+    settings, shares = [], {}
     for n in (4, 6):
         replies = [reply.value for reply in capped.run(sent, n_ranks=n)]
         by_root, straight = (max(reply[way] for reply in replies) for way in (0, 1))
         words = "as much" if by_root < 1.2 * straight else f"{by_root / straight:.1f} times as much by the first rank"
         settings.append(Setting(f"{n // 2} trainers, tp {n // 2}", "as much", words, measured=True))
-    return Finding.of(settings, weights_bytes=replies[0][2])
+        shares[f"share_of_{n // 2}"] = straight / by_root
+    return Finding.of(settings, weights_bytes=replies[0][2], **shares)

@@ -96,8 +96,7 @@ def c66() -> Finding:
         ],
         premise="messages are so large that bytes count and not hops",
         tree_up_to_bytes=crossover_bytes(64, line),
-        server_bytes=server,
-        ring_bytes=ring,
+        server_over_ring=server / ring,
     )
 
 

@@ -65,7 +65,8 @@ def c53() -> Finding:
             Setting("the same, bytes a parameter rehearsed", 4.4e9, bytes_per_param * n_params, "B", measured=True),
             Setting("the optimizer sharded over DP (ZeRO-1)", 4.4e9, state.held(1).total, "B"),
         ],
-        weights=2 * n_params,
+        weights_gb=2 * n_params / 1e9,
+        state_gb=state.held(0).total / 1e9,
         all_sharded_over_dp=state.held(3).total,
         parameters_then=n_params / CARD.dp,
     )
@@ -165,6 +166,7 @@ def c70() -> Finding:
             Setting("LLaMA 70B over 8", 9e9, ModelShape.preset("llama-70b").n_params / 8, "parameters"),
             Setting("share that a rank keeps, times 70 billion", 9e9, share * 70e9, "parameters", measured=True),
         ],
+        billions=70 / 8,
         state_bytes=ModelState(70e9, 8).held(3).total,
     )
 

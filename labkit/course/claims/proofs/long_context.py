@@ -72,6 +72,7 @@ def c126() -> Finding:
         [
             share("4 ranks, 8 heads, 8 key heads", 4, 8, 8),
             share("2 ranks, 16 heads, 2 key heads", 2, 16, 2),
+            by_law("2 ranks, 64 heads, 64 key heads, by law", 2, 64),
             by_law("8 ranks, 64 heads, 64 key heads, by law", 8, 64),
             by_law("2 ranks, 64 heads, 8 key heads, by law", 2, 8),
         ],
@@ -164,6 +165,6 @@ def c130() -> Finding:
     def need(n: int) -> Setting:
         recipe = Recipe("zero3", batch_size=n, precision="bf16", recompute="full")
         total = predict_memory(shape, Layout(n), recipe, device="cuda").total
-        return Setting(f"{n} devices, every layer recomputed", 80, total / 1e9, "GB", rule="at most")
+        return Setting(f"{n:,} devices, every layer recomputed", 80, total / 1e9, "GB", rule="at most")
 
     return Finding.of([need(64), need(512), need(4096)])

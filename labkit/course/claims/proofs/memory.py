@@ -83,6 +83,7 @@ def c10() -> Finding:
             Setting("all of it, law", 16, law.bytes_per_param(0), "B a parameter"),
         ],
         with_fp32_gradients=sum(probed.values()) + probed["gradients"],
+        with_both_gradients=sum(probed.values()) + 2 * probed["gradients"],
         in_fp32=sum(bytes_a_parameter(mixed=False).values()),
     )
 
