@@ -3,7 +3,7 @@
     bash plan.sh --data-path ... --tokenizer-model ... --lr ... --train-iters ...
 
 Data, tokenizer, learning rate and the number of steps are no part of a plan: they are added when the script is run. The
-defaults of Megatron-LM that a plan relies on (gradients in fp32 for bf16, its order of ranks) are set where they differ.
+defaults of Megatron-LM that a plan relies on (gradients in fp32 for bf16, its order of ranks) are set anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Megatron:
         if recipe.fp8_gathers:
             yield "no gathers of 8-bit copies beside weights in bf16 (its --fp8-param-gather keeps no such weights)"
         if recipe.offload:
-            yield "no offload of masters with the state of Adam as labkit counts it (--optimizer-cpu-offload is its own)"
+            yield "no offload of masters with the state of Adam as labkit counts it (its own is another)"
         if plan.adapter is not None:
             yield f"no {plan.adapter} in pretrain_gpt.py"
         yield from _unknown(plan.shape)

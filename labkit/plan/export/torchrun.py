@@ -52,9 +52,8 @@ class Torchrun:
         if plan.adapter is not None:
             yield Line(f"#   adapter    {plan.adapter}: {chosen.origin('adapter')}")
         yield Line(f"#   batch      {recipe.batch_size} rows of a step, all ranks: {chosen.origin('batch')}")
-        yield Line(
-            f"#   micro      {plural(recipe.n_micro, 'micro-batch')} of {plural(chosen.rows, 'row')}: {chosen.origin('n_micro')}"
-        )
+        cut = f"{plural(recipe.n_micro, 'micro-batch')} of {plural(chosen.rows, 'row')}"
+        yield Line(f"#   micro      {cut}: {chosen.origin('n_micro')}")
         yield Line(f"#   sequence   {plan.shape.seq} tokens of a row: {_length(chosen)}")
         yield Line(f"#   recompute  {recipe.recompute}: {chosen.origin('recompute')}")
         yield Line(f"#   precision  {recipe.precision}: {chosen.origin('precision')}")

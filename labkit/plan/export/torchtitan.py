@@ -61,8 +61,7 @@ class Torchtitan:
 
     def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
         """The module."""
-        plan = chosen.plan
-        lay, recipe = plan.layout, plan.recipe
+        plan, recipe = chosen.plan, chosen.plan.recipe
         module, _, function = self.models[plan.shape.name].rpartition(".")
         classes = ", ".join(c for c in ("FullAC", "SelectiveAC") if RECOMPUTE[recipe.recompute].startswith(c))
         yield from chosen.head(self.name, version)
