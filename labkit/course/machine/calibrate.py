@@ -18,6 +18,8 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from labkit.launch.ask_gpus import facts_here
 from labkit.launch.cluster import BareCluster
 from labkit.launch.gpu_facts import usable
@@ -69,21 +71,22 @@ def calibrate(n_ranks: int | None = None, repeats: int = REPEATS) -> Calibration
     gpus = usable(facts_here())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n_ranks = n_ranks or len(gpus) or max(2, cores)  # between two ranks there is a link, also on one core
+    load = psutil.getloadavg()[0]  # before the ranks add to it
     with BareCluster(n_ranks, device="cuda" if n_ranks <= len(gpus) else "cpu", quiet=True) as cluster:
         hardware = cluster.run(measure_hardware, None, repeats)[0].value.changed(node_size=n_ranks)
         carrier = cluster.choice.carrier
     link = hardware.intra if n_ranks > 1 else None
-    return Calibration(hardware, carrier, device_file(hardware, _words(hardware, link, carrier, repeats), link))
+    return Calibration(hardware, carrier, device_file(hardware, _words(hardware, link, carrier, repeats, load), link))
 
 
-def _words(hardware: Hardware, link: Link | None, carrier: str, repeats: int) -> dict[str, str]:
+def _words(hardware: Hardware, link: Link | None, carrier: str, repeats: int, load: float) -> dict[str, str]:
     """How each number came about, by the key under which it stands."""
     sizes = sizes_of(hardware.device, int(hardware.memory_bytes.value))
     n, kind = hardware.node_size, "GPU" if hardware.device == "cuda" else "CPU rank of one thread"
     versions = f"labkit {metadata.version('labkit')}, torch {metadata.version('torch')}"
     words = {
         "file": f"measured by labkit doctor on {date.today().isoformat()}: {n} x {kind} at a time, the slowest counts "
-        f"({versions})",
+        f"({versions}; load average of the minute before: {load:.1f} on {os.cpu_count()} cores)",
         "tflops": f"products of {sizes.product} x {sizes.product} (fp64: {sizes.doubles}), median of {repeats}",
         "efficiency": "the rates above are reached ones, no peak of a data sheet",
         "memory_bytes": f"of the GPU: {hardware.memory_bytes.value / 1e9:.1f} GB"

@@ -7,7 +7,7 @@ the machine, or it is assumed. What a tool lacks of a plan is never left out in 
 and then there is no file. A tool may do more than was planned (recompute more, send wider numbers), and the line says
 so; it never holds more than was planned without saying so.
 
-A new tool is a file beside this one with a Target, a row in targets.py, and the names of its options in tools.toml.
+A new tool is a file beside this one with a Target, a row in targets.py, and the names of its options in targets.toml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 class Target(Protocol):
-    """A tool that runs plans. `name` is a word on the command line, and the table of the tool in tools.toml."""
+    """A tool that runs plans. `name` is a word on the command line, and the table of the tool in targets.toml."""
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from labkit.plan.search.search import Plan
 from labkit.plan.tables import Key, checked, toml
 from labkit.plan.words import nearest
 
-FILE = Path(__file__).with_name("tools.toml")
+FILE = Path(__file__).with_suffix(".toml")
 KEYS = MappingProxyType({
     "version": Key(str, needed=True), "source": Key(str, needed=True), "options": Key(list), "models": Key(dict),
 })  # fmt: skip
@@ -25,7 +25,7 @@ KEYS = MappingProxyType({
 
 @cache
 def tools() -> Mapping[str, Mapping[str, Any]]:
-    """The facts of tools.toml, by tool. ValueError for a row that lacks a key."""
+    """The facts of targets.toml, by tool. ValueError for a row that lacks a key."""
     return MappingProxyType({name: checked(f"{FILE.name}, [{name}]", row, KEYS) for name, row in toml(FILE).items()})
 
 

@@ -4,7 +4,7 @@
 
 torchtitan 0.3 has no more TOML files: a configuration is a function that returns a Trainer.Config. The one here takes
 torchtitan's own for the model (its tokenizer, data set, learning rate) and sets what a plan decides. Models are those
-whose sizes torchtitan has (tools.toml).
+whose sizes torchtitan has (targets.toml).
 
 Beside what `lacks` refuses, two of its ways differ from the plan, and the file says so: fp32 weights are sharded, and
 copies of them gathered in bf16, while gradients are reduced in fp32; and selective recomputation runs every second
