@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from labkit.plan.export.target import ChosenPlan, Line, only
+from labkit.plan.export.target import ChosenPlan, FileLine, only
 from labkit.plan.search.search import Plan
 
 CONTEXTS = MappingProxyType({"gather": "allgather", "ring": "alltoall"})
@@ -57,25 +57,25 @@ class Accelerate:
         if plan.adapter is None:
             yield from only(f"precision of {recipe.sharded},", recipe.precision, PRECISIONS[kind])
 
-    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
+    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[FileLine]:
         """The YAML."""
         plan, (nodes, _) = chosen.plan, chosen.nodes
         lay, recipe, kind = plan.layout, plan.recipe, kind_of(plan)
         yield from chosen.head(self.name, version)
         yield from _script(chosen, kind)
-        yield Line("compute_environment: LOCAL_MACHINE", "assumed: no SageMaker")
-        yield Line(f"distributed_type: {kind}", f"{recipe.sharded}: {chosen.origin('strategy')}")
-        yield Line(f"num_machines: {nodes}", "the machine: devices of a node")
-        yield Line(
+        yield FileLine("compute_environment: LOCAL_MACHINE", "assumed: no SageMaker")
+        yield FileLine(f"distributed_type: {kind}", f"{recipe.sharded}: {chosen.origin('strategy')}")
+        yield FileLine(f"num_machines: {nodes}", "the machine: devices of a node")
+        yield FileLine(
             "machine_rank: 0", "assumed: set it to 1, 2, ... on the other machines" * (nodes > 1) or "one machine"
         )
         if nodes > 1:
-            yield Line("main_process_ip: HEAD", "yours: the name of machine 0")
-            yield Line("main_process_port: 29500", "assumed")
-            yield Line("rdzv_backend: static", "assumed: each machine has its machine_rank")
-        yield Line(f"num_processes: {lay.size}", f"of all machines: {chosen.origin('gpus')}")
-        yield Line(f'mixed_precision: "{_mixed(plan)}"', f"{recipe.precision}: {chosen.origin('precision')}")
-        yield Line(f"use_cpu: {'true' if plan.hardware.device == 'cpu' else 'false'}", "the machine")
+            yield FileLine("main_process_ip: HEAD", "yours: the name of machine 0")
+            yield FileLine("main_process_port: 29500", "assumed")
+            yield FileLine("rdzv_backend: static", "assumed: each machine has its machine_rank")
+        yield FileLine(f"num_processes: {lay.size}", f"of all machines: {chosen.origin('gpus')}")
+        yield FileLine(f'mixed_precision: "{_mixed(plan)}"', f"{recipe.precision}: {chosen.origin('precision')}")
+        yield FileLine(f"use_cpu: {'true' if plan.hardware.device == 'cpu' else 'false'}", "the machine")
         if kind == "FSDP":
             yield from _fsdp(chosen)
         if kind == "DEEPSPEED":
@@ -87,53 +87,53 @@ def _mixed(plan: Plan) -> str:
     return "no" if plan.recipe.precision == "fp32" else "bf16"
 
 
-def _script(chosen: ChosenPlan, kind: str) -> Iterator[Line]:
+def _script(chosen: ChosenPlan, kind: str) -> Iterator[FileLine]:
     """Comments on what the script is to do, since no key says it."""
     plan = chosen.plan
     recipe = plan.recipe
     length = "asked for" if "seq" in chosen.asked else "the model's own"
-    yield Line("#")
-    yield Line("# Your script's part, for which there are no keys:")
-    yield Line(f"#   rows of a micro-batch on a rank    {chosen.rows}: {chosen.origin('n_micro')}")
-    yield Line(f"#   gradient_accumulation_steps        {recipe.n_micro}: {chosen.origin('n_micro')}")
-    yield Line(f"#   tokens of a row                    {plan.shape.seq}: {length}")
-    yield Line(f"#   optimizer                          {recipe.optimizer}: {chosen.origin('optimizer')}")
+    yield FileLine("#")
+    yield FileLine("# Your script's part, for which there are no keys:")
+    yield FileLine(f"#   rows of a micro-batch on a rank    {chosen.rows}: {chosen.origin('n_micro')}")
+    yield FileLine(f"#   gradient_accumulation_steps        {recipe.n_micro}: {chosen.origin('n_micro')}")
+    yield FileLine(f"#   tokens of a row                    {plan.shape.seq}: {length}")
+    yield FileLine(f"#   optimizer                          {recipe.optimizer}: {chosen.origin('optimizer')}")
     if plan.adapter is not None:
-        yield Line(f"#   adapter                            {plan.adapter}: {chosen.origin('adapter')}")
+        yield FileLine(f"#   adapter                            {plan.adapter}: {chosen.origin('adapter')}")
     if recipe.recompute == "full" and kind != "FSDP":
-        yield Line(f"#   gradient checkpointing             of each block: {chosen.origin('recompute')}")
-    yield Line("")
+        yield FileLine(f"#   gradient checkpointing             of each block: {chosen.origin('recompute')}")
+    yield FileLine("")
 
 
-def _fsdp(chosen: ChosenPlan) -> Iterator[Line]:
+def _fsdp(chosen: ChosenPlan) -> Iterator[FileLine]:
     """The tables of FSDP 2 and of its mesh."""
     plan = chosen.plan
     lay, recipe = plan.layout, plan.recipe
     strategy, cut = f"{recipe.sharded}: {chosen.origin('strategy')}", recipe.shard_ranks or lay.dp
     full = "true" if recipe.recompute == "full" else "false"
-    yield Line("fsdp_config:")
-    yield Line("  fsdp_version: 2", "fully_shard, which the plan's zero3 is")
-    yield Line(f"  fsdp_reshard_after_forward: {'true' if recipe.reshard else 'false'}", strategy)
-    yield Line("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "the plan gathers block by block")
-    yield Line(f"  fsdp_activation_checkpointing: {full}", chosen.origin("recompute"))
-    yield Line("  fsdp_offload_params: false", "the plan keeps all on the device")
+    yield FileLine("fsdp_config:")
+    yield FileLine("  fsdp_version: 2", "fully_shard, which the plan's zero3 is")
+    yield FileLine(f"  fsdp_reshard_after_forward: {'true' if recipe.reshard else 'false'}", strategy)
+    yield FileLine("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "the plan gathers block by block")
+    yield FileLine(f"  fsdp_activation_checkpointing: {full}", chosen.origin("recompute"))
+    yield FileLine("  fsdp_offload_params: false", "the plan keeps all on the device")
     if cut == lay.dp and lay.cp == 1:
         return
-    yield Line("parallelism_config:")
-    yield Line(f"  parallelism_config_dp_replicate_size: {lay.dp // cut}", strategy)
-    yield Line(f"  parallelism_config_dp_shard_size: {cut}", strategy)
-    yield Line("  parallelism_config_tp_size: 1", chosen.origin("layout"))
-    yield Line(f"  parallelism_config_cp_size: {lay.cp}", chosen.origin("layout"))
+    yield FileLine("parallelism_config:")
+    yield FileLine(f"  parallelism_config_dp_replicate_size: {lay.dp // cut}", strategy)
+    yield FileLine(f"  parallelism_config_dp_shard_size: {cut}", strategy)
+    yield FileLine("  parallelism_config_tp_size: 1", chosen.origin("layout"))
+    yield FileLine(f"  parallelism_config_cp_size: {lay.cp}", chosen.origin("layout"))
     if lay.cp > 1:
-        yield Line(f"  parallelism_config_cp_comm_strategy: {CONTEXTS[recipe.context]}", chosen.origin("context"))
+        yield FileLine(f"  parallelism_config_cp_comm_strategy: {CONTEXTS[recipe.context]}", chosen.origin("context"))
 
 
-def _deepspeed(chosen: ChosenPlan) -> Iterator[Line]:
+def _deepspeed(chosen: ChosenPlan) -> Iterator[FileLine]:
     """The table of DeepSpeed."""
     recipe = chosen.plan.recipe
     device = "cpu" if recipe.offload else "none"
-    yield Line("deepspeed_config:")
-    yield Line(f"  zero_stage: {STAGES[recipe.strategy]}", chosen.origin("strategy"))
-    yield Line(f"  offload_optimizer_device: {device}", chosen.origin("offload"))
-    yield Line("  offload_param_device: none", "the plan keeps weights on the device")
-    yield Line(f"  gradient_accumulation_steps: {recipe.n_micro}", chosen.origin("n_micro"))
+    yield FileLine("deepspeed_config:")
+    yield FileLine(f"  zero_stage: {STAGES[recipe.strategy]}", chosen.origin("strategy"))
+    yield FileLine(f"  offload_optimizer_device: {device}", chosen.origin("offload"))
+    yield FileLine("  offload_param_device: none", "the plan keeps weights on the device")
+    yield FileLine(f"  gradient_accumulation_steps: {recipe.n_micro}", chosen.origin("n_micro"))

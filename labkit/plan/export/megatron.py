@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import chain
 from types import MappingProxyType
 
-from labkit.plan.export.target import ChosenPlan, Line, only
+from labkit.plan.export.target import ChosenPlan, FileLine, only
 from labkit.plan.export.torchrun import launch
 from labkit.plan.job.stages import blocks_of
 from labkit.plan.model.shape import ModelShape
@@ -61,25 +61,29 @@ class Megatron:
             yield f"no {plan.adapter} in pretrain_gpt.py"
         yield from _unknown(plan.shape)
 
-    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
+    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[FileLine]:
         """The script."""
         plan = chosen.plan
         lay = plan.layout
-        yield Line("#!/usr/bin/env bash")
+        yield FileLine("#!/usr/bin/env bash")
         yield from chosen.head(self.name, version)
-        yield Line("# Not in a plan, and to be given to this script: --data-path, --tokenizer-type, --tokenizer-model,")
-        yield Line("# --lr, --train-iters and what else your run wants; it is run in a checkout of Megatron-LM")
+        yield FileLine(
+            "# Not in a plan, and to be given to this script: --data-path, --tokenizer-type, --tokenizer-model,"
+        )
+        yield FileLine("# --lr, --train-iters and what else your run wants; it is run in a checkout of Megatron-LM")
         if plan.recipe.strategy in ("zero2", "zero3"):
-            yield Line("unset CUDA_DEVICE_MAX_CONNECTIONS", "Megatron-FSDP refuses 1")
+            yield FileLine("unset CUDA_DEVICE_MAX_CONNECTIONS", "Megatron-FSDP refuses 1")
         elif lay.tp * lay.cp > 1:
-            yield Line("export CUDA_DEVICE_MAX_CONNECTIONS=1", "Megatron-LM wants it for tp and cp before Blackwell")
+            yield FileLine(
+                "export CUDA_DEVICE_MAX_CONNECTIONS=1", "Megatron-LM wants it for tp and cp before Blackwell"
+            )
         yield from launch(chosen)
-        yield Line("")
-        yield Line("options=(")
+        yield FileLine("")
+        yield FileLine("options=(")
         for option, origin in chain(_model(plan.shape, chosen), _parallel(chosen), _step(chosen)):
-            yield Line(f"  {option}", origin)
-        yield Line(")")
-        yield Line('torchrun "${launch[@]}" pretrain_gpt.py "${options[@]}" "$@"')
+            yield FileLine(f"  {option}", origin)
+        yield FileLine(")")
+        yield FileLine('torchrun "${launch[@]}" pretrain_gpt.py "${options[@]}" "$@"')
 
 
 def _unknown(shape: ModelShape) -> Iterator[str]:

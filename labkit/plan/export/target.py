@@ -1,6 +1,6 @@
 """Target: a tool that a plan can be written for, and the lines of such a file.
 
-    Plan ── ChosenPlan ──> Target.lines ──> Line(text, origin) ──> text   # origin
+    Plan ── ChosenPlan ──> Target.lines ──> FileLine(text, origin) ──> text   # origin
 
 A file says of each value where it comes from: it was asked for, the planner chose it, it is a size of the model or of
 the machine, or it is assumed. What a tool lacks of a plan is never left out in silence: `lacks` yields each such thing,
@@ -25,7 +25,7 @@ WIDEST, COLUMNS = 56, 120
 """Columns of a line's text, and of the line with its comment, beyond which the comment stands above it."""
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """A line of a file, and where its value comes from; a line without an origin is written as it is."""
 
     text: str
@@ -42,7 +42,7 @@ class Target(Protocol):
     def lacks(self, plan: Plan) -> Iterator[str]:
         """What the tool cannot do of this plan, each with what it has instead; nothing if it can do all of it."""
 
-    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
+    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[FileLine]:
         """The file for a plan of which the tool lacks nothing; `version` is the one whose names are written."""
 
 
@@ -69,11 +69,11 @@ class ChosenPlan:
         """Rows of a micro-batch."""
         return micro_rows(self.plan.recipe, self.plan.layout)
 
-    def head(self, tool: str, version: str) -> Iterator[Line]:
+    def head(self, tool: str, version: str) -> Iterator[FileLine]:
         """What every file begins with: the plan in words, the tool, and that seconds and bytes are predictions."""
         plan = self.plan
-        yield Line(f"# {plan.shape.name or 'a model'} on {plan.layout.size} {plan.hardware.name}: {plan}")
-        yield Line(f"# written by `labkit plan --as {tool}` for {version}; seconds and bytes are predicted")
+        yield FileLine(f"# {plan.shape.name or 'a model'} on {plan.layout.size} {plan.hardware.name}: {plan}")
+        yield FileLine(f"# written by `labkit plan --as {tool}` for {version}; seconds and bytes are predicted")
 
 
 def nodes_of(plan: Plan) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def only(what: str, value: str, known: Iterable[str]) -> Iterator[str]:
         yield f"no {what} {value!r} (of labkit's it has {', '.join(names)})"
 
 
-def text_of(lines: Iterable[Line]) -> str:
+def text_of(lines: Iterable[FileLine]) -> str:
     """The file: comments stand on the right of short lines, in one column, and above long ones."""
     rows = list(lines)
     wide = max((len(line.text) for line in rows if line.origin and len(line.text) <= WIDEST), default=0)

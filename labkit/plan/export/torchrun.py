@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.plan.export.target import ChosenPlan, Line
+from labkit.plan.export.target import ChosenPlan, FileLine
 from labkit.plan.search.search import Plan
 from labkit.plan.words import plural
 
@@ -26,59 +26,61 @@ class Torchrun:
         """Nothing: the script does what the plan says."""
         yield from ()
 
-    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
+    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[FileLine]:
         """The command, below what the script is to do."""
         plan = chosen.plan
         lay, recipe = plan.layout, plan.recipe
-        yield Line("#!/usr/bin/env bash")
+        yield FileLine("#!/usr/bin/env bash")
         yield from chosen.head(self.name, version)
-        yield Line("#")
-        yield Line(f"# What {SCRIPT} is to do, which torchrun knows nothing of:")
+        yield FileLine("#")
+        yield FileLine(f"# What {SCRIPT} is to do, which torchrun knows nothing of:")
         sizes = ", ".join(f"{size}" for size in (lay.dp, lay.pp, lay.cp, lay.tp))
         mesh = f'init_device_mesh("{plan.hardware.device}", ({sizes}), mesh_dim_names=("dp", "pp", "cp", "tp"))'
-        yield Line(f"#   mesh       {mesh}")
-        yield Line(f"#              {chosen.origin('layout')}: rank order is dp-major, tp-minor")
+        yield FileLine(f"#   mesh       {mesh}")
+        yield FileLine(f"#              {chosen.origin('layout')}: rank order is dp-major, tp-minor")
         if lay.ep > 1:
-            yield Line(f"#   experts    dealt out over runs of {lay.ep} ranks along dp: {chosen.origin('layout')}")
+            yield FileLine(f"#   experts    dealt out over runs of {lay.ep} ranks along dp: {chosen.origin('layout')}")
         if lay.cp > 1:
-            yield Line(f"#   context    rows cut over cp, attention by {recipe.context}: {chosen.origin('context')}")
-        yield Line(f"#   strategy   {recipe.sharded}: {chosen.origin('strategy')}")
+            yield FileLine(
+                f"#   context    rows cut over cp, attention by {recipe.context}: {chosen.origin('context')}"
+            )
+        yield FileLine(f"#   strategy   {recipe.sharded}: {chosen.origin('strategy')}")
         if lay.pp > 1:
             stages = f", {recipe.stages_per_rank} stages on a rank" * (recipe.stages_per_rank > 1)
-            yield Line(f"#   schedule   {recipe.schedule}{stages}: {chosen.origin('schedule')}")
+            yield FileLine(f"#   schedule   {recipe.schedule}{stages}: {chosen.origin('schedule')}")
         if lay.tp > 1:
             beside = "with" if recipe.sequence_parallel else "without"
-            yield Line(f"#   tensor     {beside} sequence parallelism: {chosen.origin('layout')}")
+            yield FileLine(f"#   tensor     {beside} sequence parallelism: {chosen.origin('layout')}")
         if plan.adapter is not None:
-            yield Line(f"#   adapter    {plan.adapter}: {chosen.origin('adapter')}")
-        yield Line(f"#   batch      {recipe.batch_size} rows of a step, all ranks: {chosen.origin('batch')}")
+            yield FileLine(f"#   adapter    {plan.adapter}: {chosen.origin('adapter')}")
+        yield FileLine(f"#   batch      {recipe.batch_size} rows of a step, all ranks: {chosen.origin('batch')}")
         cut = f"{plural(recipe.n_micro, 'micro-batch')} of {plural(chosen.rows, 'row')}"
-        yield Line(f"#   micro      {cut}: {chosen.origin('n_micro')}")
-        yield Line(f"#   sequence   {plan.shape.seq} tokens of a row: {_length(chosen)}")
-        yield Line(f"#   recompute  {recipe.recompute}: {chosen.origin('recompute')}")
-        yield Line(f"#   precision  {recipe.precision}: {chosen.origin('precision')}")
-        yield Line(f"#   optimizer  {recipe.optimizer}: {chosen.origin('optimizer')}")
+        yield FileLine(f"#   micro      {cut}: {chosen.origin('n_micro')}")
+        yield FileLine(f"#   sequence   {plan.shape.seq} tokens of a row: {_length(chosen)}")
+        yield FileLine(f"#   recompute  {recipe.recompute}: {chosen.origin('recompute')}")
+        yield FileLine(f"#   precision  {recipe.precision}: {chosen.origin('precision')}")
+        yield FileLine(f"#   optimizer  {recipe.optimizer}: {chosen.origin('optimizer')}")
         if recipe.offload:
-            yield Line(f"#   offload    of the optimizer's state to the CPU: {chosen.origin('offload')}")
+            yield FileLine(f"#   offload    of the optimizer's state to the CPU: {chosen.origin('offload')}")
         yield from launch(chosen)
-        yield Line(f'torchrun "${{launch[@]}}" {SCRIPT} "$@"')
+        yield FileLine(f'torchrun "${{launch[@]}}" {SCRIPT} "$@"')
 
 
-def launch(chosen: ChosenPlan) -> Iterator[Line]:
+def launch(chosen: ChosenPlan) -> Iterator[FileLine]:
     """The array `launch` of a shell, torchrun's options: nodes, ranks on each, and where they meet."""
     nodes, ranks = chosen.nodes
-    yield Line("")
+    yield FileLine("")
     if nodes > 1:
-        yield Line("# run this on every node, with HEAD set to the name of one of them, the same everywhere")
-    yield Line("launch=(")
-    yield Line(f"  --nnodes={nodes}", f"{chosen.plan.layout.size} ranks: {chosen.origin('gpus')}")
-    yield Line(f"  --nproc-per-node={ranks}", _node(chosen))
+        yield FileLine("# run this on every node, with HEAD set to the name of one of them, the same everywhere")
+    yield FileLine("launch=(")
+    yield FileLine(f"  --nnodes={nodes}", f"{chosen.plan.layout.size} ranks: {chosen.origin('gpus')}")
+    yield FileLine(f"  --nproc-per-node={ranks}", _node(chosen))
     if nodes > 1:
-        yield Line("  --rdzv-backend=c10d", "assumed: the first node holds the store")
-        yield Line(f'  --rdzv-endpoint="${{HEAD:?}}:{PORT}"', "assumed: torchrun's own port")
+        yield FileLine("  --rdzv-backend=c10d", "assumed: the first node holds the store")
+        yield FileLine(f'  --rdzv-endpoint="${{HEAD:?}}:{PORT}"', "assumed: torchrun's own port")
     else:
-        yield Line("  --standalone", "one node, which needs no other")
-    yield Line(")")
+        yield FileLine("  --standalone", "one node, which needs no other")
+    yield FileLine(")")
 
 
 def _node(chosen: ChosenPlan) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from labkit.plan.export.target import ChosenPlan, Line, only, text_of
+from labkit.plan.export.target import ChosenPlan, FileLine, only, text_of
 from labkit.plan.export.torchrun import launch
 from labkit.plan.job.stages import blocks_of
 from labkit.plan.search.search import Plan
@@ -59,32 +59,32 @@ class Torchtitan:
         if plan.adapter is not None:
             yield f"no {plan.adapter} on a frozen model by a config alone"
 
-    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[Line]:
+    def lines(self, chosen: ChosenPlan, version: str) -> Iterator[FileLine]:
         """The module."""
         plan, recipe = chosen.plan, chosen.plan.recipe
         module, _, function = self.models[plan.shape.name].rpartition(".")
         classes = ", ".join(c for c in ("FullAC", "SelectiveAC") if RECOMPUTE[recipe.recompute].startswith(c))
         yield from chosen.head(self.name, version)
-        yield Line("#")
-        yield Line("# Save it as planned.py on the Python path, and start it on every node with")
+        yield FileLine("#")
+        yield FileLine("# Save it as planned.py on the Python path, and start it on every node with")
         for row in text_of(launch(chosen)).splitlines():
-            yield Line(f"#   {row}".rstrip())
-        yield Line('#   torchrun "${launch[@]}" -m torchtitan.train --module planned --config planned')
-        yield Line("#")
-        yield Line("# AdamW, learning rate, data and tokenizer are those that torchtitan has for this model.")
-        yield Line("# torchtitan places pp outermost and dp inside of it; the plan counts with dp outermost.")
-        yield Line("")
+            yield FileLine(f"#   {row}".rstrip())
+        yield FileLine('#   torchrun "${launch[@]}" -m torchtitan.train --module planned --config planned')
+        yield FileLine("#")
+        yield FileLine("# AdamW, learning rate, data and tokenizer are those that torchtitan has for this model.")
+        yield FileLine("# torchtitan places pp outermost and dp inside of it; the plan counts with dp outermost.")
+        yield FileLine("")
         if classes:
-            yield Line(f"from torchtitan.distributed.activation_checkpoint import {classes}")
-        yield Line(f"from torchtitan.models.{module}.config_registry import {function}")
-        yield Line("from torchtitan.trainer import Trainer")
-        yield Line("")
-        yield Line("")
-        yield Line("def planned() -> Trainer.Config:")
-        yield Line(f"    config = {function}()", f"the model's shape: {plan.shape.n_params:,} parameters here")
+            yield FileLine(f"from torchtitan.distributed.activation_checkpoint import {classes}")
+        yield FileLine(f"from torchtitan.models.{module}.config_registry import {function}")
+        yield FileLine("from torchtitan.trainer import Trainer")
+        yield FileLine("")
+        yield FileLine("")
+        yield FileLine("def planned() -> Trainer.Config:")
+        yield FileLine(f"    config = {function}()", f"the model's shape: {plan.shape.n_params:,} parameters here")
         for name, value, origin in self._settings(chosen):
-            yield Line(f"    config.{name} = {value}", origin)
-        yield Line("    return config")
+            yield FileLine(f"    config.{name} = {value}", origin)
+        yield FileLine("    return config")
 
     def _settings(self, chosen: ChosenPlan) -> Iterator[tuple[str, str, str]]:
         """(option, value, origin) of all that a plan decides."""
@@ -125,11 +125,11 @@ class Torchtitan:
             yield "parallelism.module_fqns_per_model_part", _parts(plan), cut
         if lay.pp > 1 or lay.ep > 1:
             yield "training.disable_cuda_graphs", "True", "torchtitan has no CUDA graphs with pp, nor with ep"
-        more = "; it runs every second product again as well: less memory and more time than planned"
+        deviation = "; it runs every second product again as well: less memory and more time than planned"
         yield (
             "activation_checkpoint",
             RECOMPUTE[recipe.recompute],
-            (chosen.origin("recompute") + more * (recipe.recompute == "selective")),
+            (chosen.origin("recompute") + deviation * (recipe.recompute == "selective")),
         )
 
 
