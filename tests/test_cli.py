@@ -421,6 +421,24 @@ def test_one_small_gpu_is_told_what_it_can_do():
     assert "dp 1 x" in done.stdout
 
 
+def test_a_plan_for_another_tool_is_all_of_standard_output_and_knows_what_was_asked_for(tmp_path):
+    """Would catch a heading in a file that a shell is to run, and a default that passes for somebody's wish."""
+    words = ("plan", "--model", "gpt2", "--gpus", "4", "--micro", "2", "--batch", "32")
+    done = typed(*words, "--as", "torchrun", "--choice", "2")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "#!/usr/bin/env bash")
+    assert "micro      2 micro-batches of" in done.stdout
+    assert re.search(r"#   micro +2 .*: asked for$", done.stdout, re.MULTILINE)
+    assert re.search(r"#   precision +bf16: assumed", done.stdout, re.MULTILINE)
+    assert re.search(r"--nproc-per-node=4 +# devices of a node of h100", done.stdout)
+    assert "--choice says which plan --as writes" in " ".join(typed(*words, "--choice", "2").stderr.split())
+    lacking = typed(*words, "--as", "accelerate", "--strategy", "ddp")
+    assert lacking.returncode == 1
+    assert lacking.stdout == ""
+    assert "Accelerate 1.15.0 cannot run plan 1" in lacking.stderr
+    (tmp_path / "box.toml").touch()
+    assert "--force" in typed("doctor", "--calibrate", tmp_path / "box.toml").stderr
+
+
 def test_long_rows_and_larger_nodes_can_be_planned():
     """Would catch 128k read as 128,000 tokens, and nodes that stay at 8."""
     words = ("--model", "llama3-8b", "--gpus", "16", "--seq", "128k", "--batch", "16", "--count", "3")

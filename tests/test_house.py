@@ -55,6 +55,7 @@ ROOMS = {
     "step": 4,
     "search": 5,
     "pocket": 5,
+    "export": 6,
 }
 """The rooms of labkit/plan; what lies beside them is for all of them, and knows none."""
 COURSE = ("labkit/course/", "labkit/cli/")

@@ -20,7 +20,7 @@ import labkit
 from labkit.cli import autopsy, cards, claims, exercises, plan, quiz, script
 from labkit.cli.data import STANDARD_OUTPUT, AlsoBare, Home, Json, words_beside, write
 from labkit.cli.recipe_options import takes_recipe
-from labkit.cli.words import announce, say
+from labkit.cli.words import announce, say, under_way
 from labkit.course.numbers import full
 from labkit.course.server.labs import SHIPPED, home_of, labs
 from labkit.launch.extras import explain
@@ -97,13 +97,23 @@ def _options(
 
 
 @app.command(cls=AlsoBare)
-def doctor(to: Json = None) -> None:
+def doctor(
+    to: Json = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", help="Write measured rates and links to this .toml, for labkit plan --gpu FILE."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --calibrate: also where the file is there.")] = False,
+) -> None:
     """Say what this machine can do, measured, and what labkit will use. Fails if ranks cannot be used here.
 
     GPUs are tried in a self-test of at most 30 seconds, which decides whether they are used by default. --json, alone
     or with a FILE, writes all of it: what the table says, each fact about the GPUs and their driver, and each part of
     the self-test. It is what to send along if GPUs do not pass. It names this machine, and nothing of what is on it.
     """
+    if calibrate is not None:
+        _calibrate(calibrate, force, to)
+        return
     from labkit.course.machine.doctor import doctor as examine
 
     report = examine()
@@ -111,6 +121,20 @@ def doctor(to: Json = None) -> None:
         Console().print(report)
     write(to, report.everything)
     raise typer.Exit(0 if report.well else 1)
+
+
+def _calibrate(file: Path, force: bool, to: Path | None) -> None:
+    """Measure the rates of this machine's ranks, and write them as a machine that a plan can be for."""
+    from labkit.course.machine.calibrate import calibrate, check_place
+
+    check_place(file, force)
+    with under_way("measuring products, memory and links with a rank on each device"):
+        calibration = calibrate()
+    file.write_text(calibration.text, encoding="utf-8")
+    with words_beside(to):
+        print("\n".join(calibration.lines()))
+        print(f"\nwritten to {file}: labkit plan --gpu {file} --gpus {calibration.hardware.node_size}")
+    write(to, lambda: asdict(calibration.hardware))
 
 
 @app.command()

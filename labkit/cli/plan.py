@@ -7,6 +7,7 @@ labkit plan --model llama3-405b --gpus 1024 --seq 128k           long rows, whic
 labkit plan --model llama-7b --gpu rtx-4090 --adapter qlora      fine-tuning on one device
 labkit plan --model llama-7b --tokens 1T --days 30 --price 2.5   how many devices, and what they cost
 labkit plan --published --svg errors.svg                         predictions beside what others have measured
+labkit plan --model llama3-8b --gpus 16 --as torchtitan > planned.py   the plan as another tool's configuration
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="A published model, such as llama-70b; or a config.json.")] = "llama-70b",
     gpus: Annotated[int | None, typer.Option(help="Devices; 256 by default, 1 with --adapter.")] = None,
     sizes: Annotated[
@@ -68,9 +70,17 @@ def plan(
     count: Annotated[int, typer.Option(help="Plans to show, and half as many refused ones.")] = 8,
     published: Annotated[bool, typer.Option("--published", help="Predictions beside published runs.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the picture of --published there.")] = None,
+    target: Annotated[
+        str, typer.Option("--as", help="Write the plan for torchtitan, megatron, accelerate or torchrun instead.")
+    ] = "",
+    choice: Annotated[int | None, typer.Option(help="With --as, which plan: its line in the table, from 1.")] = None,
     to: Json = None,
 ) -> None:
     """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
+    if choice is not None and not target:
+        raise typer.BadParameter("--choice says which plan --as writes: say --as, too, such as --as torchrun")
+    if target and (published or svg or tokens or to):
+        raise typer.BadParameter("--as writes one plan and nothing else: leave --tokens, --published and --json out")
     if published or svg:
         _published(svg, to)
         return
@@ -95,7 +105,11 @@ def plan(
     choices |= {"recompute": recompute, "n_micro": micro, "offload": offload}
     choices |= {"adapter": adapter, "rank": adapter_rank} if adapter else {}
     with naming_options():
-        if tokens:
+        if target:
+            sources = {name: context.get_parameter_source(name) for name in context.params}
+            asked = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+            _export(target, shape, hardware, n, rows, length, choices, 1 if choice is None else choice, asked)
+        elif tokens:
             _budget(shape, hardware, n if days is None else None, days, tokens, price, rows, length, choices, to)
         else:
             _plans(shape, hardware, n, rows, length, choices, count, words, to)
@@ -150,6 +164,28 @@ def _plans(
         if "adapter" not in choices:
             say("\n".join(notes))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
+
+
+def _export(
+    target: str,
+    shape: ModelShape,
+    hardware: Hardware,
+    n: int,
+    batch: int,
+    length: int,
+    choices: dict[str, Any],
+    choice: int,
+    asked: set[str],
+) -> None:
+    """A plan as the file of another tool, on standard output and nothing beside it."""
+    from labkit.plan.export.targets import check_target, exported
+    from labkit.plan.search.search import plans
+
+    check_target(target)
+    with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
+        candidates = plans(shape, hardware, n, batch, length, **choices)
+    names = {"micro": "n_micro"}
+    print(exported(target, candidates, choice, frozenset(names.get(name, name) for name in asked)), end="")
 
 
 def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
