@@ -1,5 +1,8 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
+First comes the plan that is expected to be fastest: its predicted seconds, and those that published runs like it took
+more (labkit.plan.search.risk). A fragile plan is not first because it would be fast if all went well.
+
     dp x pp x cp x tp = n_ranks  and, for a model with experts, ep: divisors of dp and of the number of experts
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
@@ -28,9 +31,10 @@ arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from labkit.plan.breakdown import Breakdown
@@ -45,6 +49,8 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.cut_attention import CONTEXTS
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
+from labkit.plan.search.interval import Interval, interval_of
+from labkit.plan.search.risk import Risk, full_from, risks
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.step.memory import peak_bytes, predict_memory
@@ -60,6 +66,8 @@ LEAST_TOKENS = 8192
 """Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+SETTLED = 4
+"""Plans, the first ones, whose place in the order is settled by their memory, too."""
 EDGE = 0.15
 """The share of a device's memory, above and below it, within which it is not sure that a plan fits: of five
 published runs four lie so near to what is foretold (labkit.plan.search.compared_with_published)."""
@@ -72,7 +80,8 @@ class Plan:
     step   seconds of a step by what they are spent on, None for a refused plan
     mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
     needs_bytes   where it was refused for its memory: what a rank would hold, at least
-    adapter   what trains in the place of the weights; None: the weights do"""
+    adapter   what trains in the place of the weights; None: the weights do
+    risks   what made published runs like it slower than foretold, with the seconds to expect for it"""
 
     shape: ModelShape
     hardware: Hardware
@@ -83,6 +92,7 @@ class Plan:
     refused: str = ""
     needs_bytes: float = 0.0
     adapter: Adapter | None = None
+    risks: tuple[Risk, ...] = ()
 
     @cached_property
     def memory(self) -> Breakdown:
@@ -112,6 +122,19 @@ class Plan:
     def step_s(self) -> float:
         """Seconds of a step; infinite for a refused plan."""
         return self.step.total if self.step is not None else float("inf")
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds of a step with those to expect for its risks; infinite for a refused plan."""
+        return self.step_s + sum(risk.seconds for risk in self.risks)
+
+    @property
+    def interval(self) -> Interval | None:
+        """What nine of ten published runs like it took, in multiples of what is foretold; None for a refused plan, with
+        an adapter and on a CPU, since nothing like it is published."""
+        if not self.kept or self.adapter is not None or self.hardware.device == "cpu":
+            return None
+        return interval_of(self.shape, self.layout, self.hardware, self.mfu)
 
     def __str__(self) -> str:
         """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
@@ -148,8 +171,8 @@ def plans(
     n_micro: int | None = None,
     offload: bool = False,
 ) -> list[Plan]:
-    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
-    time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
+    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by the
+    step time that is expected, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
     For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
     each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
 
@@ -190,14 +213,14 @@ def plans(
                 f"adapters are planned with recompute='none' or 'full', and nothing offloaded, got "
                 f"recompute={recompute!r}, offload={offload}"
             )
-        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
+        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.expected_s)
     most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
         plan
         for layout in layouts(n_ranks, shape.n_expert, most_cp)
         for plan in search.on(layout, global_batch, optimizer)
     ]
-    return sorted(candidates, key=lambda plan: plan.step_s)
+    return search.in_order(candidates)
 
 
 def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layout]:
@@ -357,22 +380,42 @@ class Search:
         step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
         speed = base.batch_size * self.shape.seq / step.total
         mfu = self.shape.mfu(speed, layout.size * self.hardware.peak(recipe.products))
-        return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
+        fragile = risks(layout, recipe, self.hardware)
+        return Plan(self.shape, self.hardware, layout, recipe, step, mfu, risks=fragile)
 
-    def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is found."""
-        roomy = False
+    def in_order(self, candidates: Sequence[Plan]) -> list[Plan]:
+        """The plans by the seconds that are expected of them. Memory, which may put a pipeline at risk, takes long to
+        find: it is found of those that come first without it, until SETTLED plans are in their place."""
+        queue = [(plan.expected_s, place, plan) for place, plan in enumerate(candidates)]
+        heapify(queue)
+        settled, weighed = list[Plan](), set[int]()
+        while queue and len(settled) < SETTLED:
+            before, place, plan = heappop(queue)
+            if plan.layout.pp > 1 and plan.kept and place not in weighed:
+                weighed.add(place)
+                needs, _ = self.too_large(plan.layout, plan.recipe, full_from(self.hardware))
+                plan = replace(plan, risks=risks(plan.layout, plan.recipe, plan.hardware, needs)) if needs else plan
+            if plan.expected_s > before:
+                heappush(queue, (plan.expected_s, place, plan))
+            else:
+                settled.append(plan)
+        return settled + [plan for *_, plan in sorted(queue, key=lambda entry: entry[:2])]
+
+    def too_large(self, layout: Layout, recipe: Recipe, room: float | None = None) -> tuple[float, str]:
+        """Bytes needed, and why that is too much for `room`, by default what a search plans with; 0 and "" if it fits.
+        Only near the limit the highest moment is found."""
+        roomy, room = False, self.room if room is None else room
         for rank in fullest_ranks(self.shape, layout, recipe):
             if roomy and rank in lighter_ranks(self.shape, layout, recipe):
                 continue  # it holds no more than the first one, which has room for all that it can ever hold
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()
-            roomy, prefix = roomy or (rank == 0 and most <= self.room), "at least "
-            if needs <= self.room < most:
+            roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
+            if needs <= room < most:
                 needs, prefix = peak_bytes(local), ""
-            if needs > self.room:
+            if needs > room:
                 return needs, (
-                    f"{prefix}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
+                    f"{prefix}{gb(needs)} on rank {rank}, {gb(room)} are there: "
                     f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
                 )
         return 0.0, ""
