@@ -31,10 +31,11 @@ import machine
 
 from labkit.plan.laws.pipeline import messages_started
 from labkit.plan.search.compared_with_published import compared, held, in_columns
-from labkit.plan.search.interval import MANY_NODES, kind_of
+from labkit.plan.search.interval import MANY_NODES, SMALL, kind_of
+from labkit.plan.search.nearest_runs import further
 from labkit.plan.search.published import LATE_S, SICK, PublishedRun
 from labkit.plan.search.risk import risks
-from labkit.plan.search.search import Plan
+from labkit.plan.search.search import Plan, plans
 from labkit.plan.search.uncertainty import FILE, Constants, Interval
 from labkit.plan.step.time import predict_step
 
@@ -47,9 +48,10 @@ FEW = 5
 """A choice among fewer ways says nothing."""
 NAMES = MappingProxyType({"foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "megatron": "Megatron-LM",
                           "automodel": "NeMo AutoModel", "deepseek": "DeepSeek-AI"})  # fmt: skip
-PIPELINE_SOURCES = 4
-"""Sources with pipelines over several nodes: the playbook, torchtitan, Megatron-LM's README and its paper's table 1
-(arXiv:2104.04473, whose runs reached 44 to 52% of the peak). In the playbook alone messages are late."""
+PIPELINE_SOURCES = 6
+"""Sources with pipelines over several nodes: the playbook, torchtitan, Megatron-LM's README, and the papers of
+Megatron-LM (arXiv:2104.04473, table 1), Llama 3 (arXiv:2407.21783, table 4) and DeepSeek-V3 (arXiv:2412.19437). Only in
+the playbook messages are late: the papers' runs reached 38 to 52% of the peak."""
 
 
 class Foretold(NamedTuple):
@@ -59,6 +61,7 @@ class Foretold(NamedTuple):
     step_s: float
     n_bytes: float
     measured_s: float
+    kind: str
 
     @property
     def ratio(self) -> float:
@@ -87,14 +90,6 @@ class Foretold(NamedTuple):
         return self.n_bytes >= FULL * self.run.hardware.memory_bytes.value
 
     @property
-    def kind(self) -> str:
-        """Its kind, by the MFU that is foretold."""
-        run = self.run
-        speed = run.recipe.batch_size * run.shape.seq / self.step_s
-        foretold = run.shape.mfu(speed, run.layout.size * run.hardware.peak("bf16"))
-        return kind_of(run.shape, run.layout, run.hardware, foretold)
-
-    @property
     def question(self) -> tuple[Any, ...]:
         """Runs with the same answer the same question: how is this model trained on so many devices?"""
         run = self.run
@@ -109,15 +104,18 @@ def foretold() -> list[Foretold]:
         hardware = run.hardware.changed(practice=replace(run.hardware.practice, sick=0, late_s=0))
         step_s = predict_step(run.shape, run.layout, run.recipe, hardware, simulated=0).total
         n_bytes = Plan(run.shape, hardware, run.layout, run.recipe).memory.total
-        rows.append(Foretold(run._replace(hardware=hardware), step_s, n_bytes, comparison.measured_s))
+        speed = run.recipe.batch_size * run.shape.seq / step_s
+        mfu = run.shape.mfu(speed, run.layout.size * hardware.peak("bf16"))
+        kind = kind_of(run.shape, run.layout, hardware, mfu)
+        rows.append(Foretold(run._replace(hardware=hardware), step_s, n_bytes, comparison.measured_s, kind))
     return rows
 
 
 # -- what is learnt ----------------------------------------------------------------------------------------------------
 
 
-def learnt(runs: Sequence[Foretold]) -> Constants:
-    """The constants of the risks and the intervals, from these runs."""
+def learnt(runs: Sequence[Foretold], papers: Sequence[tuple[str, float]] = ()) -> Constants:
+    """The constants of the risks and the intervals, from these runs; `papers`: of small models, see `of_papers`."""
     full = [run for run in runs if run.full and not run.run.shape.n_expert and _fits(run)]
     stages = [run for run in full if run.run.layout.pp > 1]
     whole = [run for run in full if run.run.layout.pp == 1 and run.nodes < MANY_NODES]
@@ -132,8 +130,9 @@ def learnt(runs: Sequence[Foretold]) -> Constants:
     kinds = defaultdict(list)
     for run in runs:
         kinds[run.kind].append((run.run.source, run.ratio))
-    seconds = {kind: interval(pairs) for kind, pairs in kinds.items()}
-    return Constants(by_memory, late, many, seconds, interval(memory_ratios(runs)))
+    kinds["small"] += papers
+    seconds = {kind: interval(pairs) for kind, pairs in kinds.items() if pairs}
+    return Constants(by_memory, late, many, seconds, interval(memory_ratios(runs), pooled=True))
 
 
 def _fits(run: Foretold) -> bool:
@@ -155,14 +154,22 @@ def memory_ratios(runs: Iterable[Foretold]) -> list[tuple[str, float]]:
                     if row.run.n_bytes and row.run.source != "playbook"]  # fmt: skip
 
 
-def interval(pairs: Sequence[tuple[str, float]]) -> Interval:
-    """The interval that has nine of ten runs of each source inside."""
-    ratios_of = defaultdict(list)
+def of_papers() -> list[tuple[str, float]]:
+    """(source, measured over predicted seconds) of small models of which only the MFU is published: the best plan with
+    half a million tokens a step stands for theirs."""
+    rows = [best for best in further() if best.n_params < SMALL]
+    best_plans = [plans(row.model, row.device, row.n_ranks, 2**19 // row.seq, row.seq)[0] for row in rows]
+    return [(row.source, plan.mfu / row.mfu) for row, plan in zip(rows, best_plans, strict=True)]
+
+
+def interval(pairs: Sequence[tuple[str, float]], pooled: bool = False) -> Interval:
+    """The interval that has nine of ten runs of each source inside; `pooled`: of all together."""
+    ratios_of, names = defaultdict(list), dict.fromkeys(source for source, _ in pairs)
     for source, ratio in pairs:
-        ratios_of[source].append(ratio)
+        ratios_of["" if pooled else source].append(ratio)
     cut = [(sorted(ratios), math.floor(TAIL * len(ratios))) for ratios in ratios_of.values()]
     low, high = min(ranked[out] for ranked, out in cut), max(ranked[-1 - out] for ranked, out in cut)
-    return Interval(low, high, len(pairs), ", ".join(NAMES.get(source, source) for source in ratios_of))
+    return Interval(low, high, len(pairs), ", ".join(NAMES.get(source, source) for source in names))
 
 
 # -- what it is worth --------------------------------------------------------------------------------------------------
@@ -171,7 +178,8 @@ def interval(pairs: Sequence[tuple[str, float]]) -> Interval:
 def inside(runs: Iterable[Foretold], intervals: Constants) -> tuple[int, int]:
     """(runs inside the interval of their kind, runs); one whose kind nobody else has is outside."""
     hits = [
-        run.kind in intervals.seconds and intervals.seconds[run.kind].low <= run.ratio <= intervals.seconds[run.kind].high
+        run.kind in intervals.seconds
+        and intervals.seconds[run.kind].low <= run.ratio <= intervals.seconds[run.kind].high
         for run in runs
     ]
     return sum(hits), len(hits)
@@ -235,7 +243,11 @@ def ratios(runs: Sequence[Foretold]) -> list[dict[str, Any]]:
         for run in runs:
             groups[of(run)].append(1 / run.ratio)
         for key, values in groups.items():
-            low, _, median, _, high = (statistics.quantiles(values, n=20)[k] for k in (0, 4, 9, 14, 18)) if len(values) > 1 else [values[0]] * 5
+            low, _, median, _, high = (
+                (statistics.quantiles(values, n=20)[k] for k in (0, 4, 9, 14, 18))
+                if len(values) > 1
+                else [values[0]] * 5
+            )
             rows.append({"by": name, "of": key, "runs": len(values), "5th": low, "median": median, "95th": high})
     return rows
 
@@ -246,10 +258,10 @@ HEAD = """\
 # How far plans can be trusted: written by benchmarks/uncertainty.py --write, from the published runs of published.py.
 # risk.py and interval.py say how these numbers are used.
 #
-#   [full]      pipelines that are to hold `least` of a device: of `runs` of them a `share` started their messages late;
-#               of `others`, without a pipeline, so many were `slow`
-#   [late]      pipelines on n nodes: 1 - (1 - sick)^n of those of one source started each message `late_s` late; `share`
-#               is one over the sources that have such pipelines
+#   [full]      pipelines that are to hold `least` of a device: of `runs` of them a `share` were late; of
+#               `others`, without a pipeline, so many were `slow`
+#   [late]      pipelines on n nodes: 1 - (1 - sick)^n of those of one source started each message `late_s` late.
+#               `share` is one over the sources that have such pipelines
 #   [many]      no pipeline, on `least` nodes or more: of `runs` a `share` took some `late_s` more for each micro-batch
 #   [seconds]   by kind, nine of ten of so many `runs` took `low` to `high` times the predicted seconds
 #   [bytes]     the same of what a device holds
@@ -263,7 +275,9 @@ def text(known: Constants) -> str:
         lines += [f"[{name}]", *(f"{key} = {value:.4g}" for key, value in getattr(known, name).items()), ""]
     lines += ["[seconds]", *(f'"{kind}" = {_row(row)}' for kind, row in sorted(known.seconds.items())), ""]
     low, high, runs, sources = known.held
-    return "\n".join([*lines, "[bytes]", f"low = {low:.3g}", f"high = {high:.3g}", f"runs = {runs}", f'sources = "{sources}"', ""])
+    return "\n".join(
+        [*lines, "[bytes]", f"low = {low:.3g}", f"high = {high:.3g}", f"runs = {runs}", f'sources = "{sources}"', ""]
+    )
 
 
 def _row(row: Interval) -> str:
@@ -276,11 +290,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     runs = foretold()
-    known = learnt(runs)
+    known = learnt(runs, of_papers())
     tables = {"coverage": coverage(runs), "choice": choices(runs), "ratios": ratios(runs)}
     print(text(known))
     for rows in tables.values():
-        cells = [tuple(rows[0]), *(tuple(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows)]
+        cells = [
+            tuple(rows[0]),
+            *(tuple(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows),
+        ]
         print("\n".join([*in_columns(cells), ""]))
     print(f"inside, learnt from every other run: {halves(runs):.1%}")
     for name in ("before", "without the group", "without the model"):

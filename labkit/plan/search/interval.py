@@ -21,7 +21,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.model.sizes import Sizes
+from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.search.uncertainty import Interval, constants
 
@@ -44,7 +44,7 @@ MEANING = MappingProxyType({
 """The kinds in words."""
 
 
-def kind_of(shape: Sizes, layout: Layout, hardware: Hardware, mfu: float) -> str:
+def kind_of(shape: ModelShape, layout: Layout, hardware: Hardware, mfu: float) -> str:
     """The kind of a run of which so much MFU is foretold, 0 to 1."""
     nodes = -(-layout.size // hardware.node_size)
     if shape.n_expert:
@@ -56,6 +56,6 @@ def kind_of(shape: Sizes, layout: Layout, hardware: Hardware, mfu: float) -> str
     return "small" if shape.n_params < SMALL else next(name for least, name in BANDS if mfu >= least)
 
 
-def interval_of(shape: Sizes, layout: Layout, hardware: Hardware, mfu: float) -> Interval:
+def interval_of(shape: ModelShape, layout: Layout, hardware: Hardware, mfu: float) -> Interval:
     """The interval of its kind, in multiples of the predicted seconds."""
     return constants().seconds[kind_of(shape, layout, hardware, mfu)]

@@ -14,7 +14,7 @@
 
 Seconds of a step stay as they are foretold. A search orders its plans by what is to be expected: these seconds on top.
 An example by hand: 16 micro-batches on 4 stages and 8 nodes start 4 (16 + 3) = 76 messages. 1 - 0.965^8 = 0.25 of such
-runs were late, by 0.22 s a message, in one of 4 sources: 0.25 x 0.25 x 0.22 s x 76 = 1.0 s.
+runs were late, by 0.22 s a message, in one of 6 sources: 1/6 x 0.25 x 0.22 s x 76 = 0.69 s.
 
 The constants are in uncertainty.toml, which benchmarks/uncertainty.py learns from the published runs; it also holds the
 first choice of a search against runs from which nothing was learnt.
@@ -61,29 +61,26 @@ def full_from(hardware: Hardware) -> float:
     return constants().full["least"] * hardware.memory_bytes.value
 
 
-def _risks(
-    layout: Layout, recipe: Recipe, hardware: Hardware, n_bytes: float, known: Constants
-) -> Iterator[Risk]:
+def _risks(layout: Layout, recipe: Recipe, hardware: Hardware, n_bytes: float, known: Constants) -> Iterator[Risk]:
     nodes, memory = -(-layout.size // hardware.node_size), hardware.memory_bytes.value
     full, late, many = known.full, known.late, known.many
     if layout.pp > 1:
         started = messages_started(layout, recipe.n_turns * recipe.stages_per_rank)
         odds, late_s = 1 - (1 - late["sick"]) ** nodes if nodes > 1 else 0.0, late["late_s"] * started
-        is_full = n_bytes >= full["least"] * memory
-        if is_full and full["share"] > late["share"] * odds:
+        late_words = f"started each message {late['late_s']:.2g} s late, which is {late_s:,.3g} s a step here"
+        if n_bytes >= full["least"] * memory and full["share"] > late["share"] * odds:
             yield Risk(
                 "full stages",
-                f"a pipeline that holds {n_bytes / memory:.0%} of a device and more: of {full['runs']:.0f} published ones that "
-                f"were to hold {full['least']:.0%} and more {full['share']:.0%} started each message "
-                f"{late['late_s']:.2g} s late, which is {late_s:.2g} s a step here; of {full['others']:.0f} runs as full "
-                f"without a pipeline {full['slow']:.0f} were slow",
+                f"a pipeline that holds {n_bytes / memory:.0%} of a device and more: of {full['runs']:.0f} published "
+                f"ones that were to hold {full['least']:.0%} and more {full['share']:.0%} {late_words}; of "
+                f"{full['others']:.0f} runs as full without a pipeline {full['slow']:.0f} were slow",
                 full["share"] * late_s,
             )
         elif odds:
             yield Risk(
                 "late messages",
-                f"a pipeline on {nodes} nodes: in one of {1 / late['share']:.0f} sources {odds:.0%} of those on so many "
-                f"started each message {late['late_s']:.2g} s late, which is {late_s:.2g} s a step here",
+                f"a pipeline on {nodes} nodes: in one of {1 / late['share']:.0f} sources {odds:.0%} of those on so "
+                f"many {late_words}",
                 late["share"] * odds * late_s,
             )
     if layout.pp == 1 and nodes >= many["least"]:

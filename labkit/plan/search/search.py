@@ -24,6 +24,8 @@ A larger micro-batch holds more, so when one does not fit the larger ones are no
 With an adapter (LoRA, QLoRA) the ways are fewer: dp = n_ranks, and each device has the whole frozen model or, with
 zero3, 1/n of it; what is left to choose is checkpointing and the micro-batch (labkit.plan.step.adapters).
 
+Long because a search's questions to a plan stand in one place, the cheap ones first.
+
 Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
 arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 """
@@ -37,7 +39,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from labkit.plan.breakdown import Breakdown
+from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.checks import is_whole
 from labkit.plan.job.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.job.stages import check_plan, lighter_ranks, micro_rows
@@ -53,7 +55,7 @@ from labkit.plan.search.interval import Interval, interval_of
 from labkit.plan.search.risk import Risk, full_from, risks
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
-from labkit.plan.step.memory import peak_bytes, predict_memory
+from labkit.plan.step.memory import Sum, highest, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import predict_step
 from labkit.plan.words import nearest, plural
@@ -172,9 +174,10 @@ def plans(
     offload: bool = False,
 ) -> list[Plan]:
     """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by the
-    step time that is expected, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
-    For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
-    each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
+    step time that is expected, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq`
+    tokens of a row. For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages
+    has a copy at each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was
+    planned for.
 
     `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
     bf16 with AdamW.
@@ -232,6 +235,13 @@ def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layou
                 dp = n_ranks // tp // pp // cp
                 for ep in divisors(math.gcd(dp, n_expert)) if n_expert else [1]:
                     yield Layout(dp, pp, tp, cp, ep)
+
+
+def moment_words(rank: Rank, top: Sum) -> str:
+    """`in the optimizer's step 16.1 GB weights, 32.1 GB gradients, ...`: what a rank holds at that moment, by kind."""
+    added = (top.weights, top.gradients, 0, top.activations, top.other)
+    held = {kind: base + extra for kind, base, extra in zip(KINDS, rank.base(), added, strict=True)}
+    return f"at the peak, {top.when}, " + ", ".join(f"{gb(value)} {kind}" for kind, value in held.items() if value)
 
 
 def divisors(number: int) -> list[int]:
@@ -411,11 +421,11 @@ class Search:
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()
             roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
+            parts = ""
             if needs <= room < most:
-                needs, prefix = peak_bytes(local), ""
+                top = highest(local)
+                needs, prefix, parts = sum(local.base()) + top.total, "", moment_words(local, top)
             if needs > room:
-                return needs, (
-                    f"{prefix}{gb(needs)} on rank {rank}, {gb(room)} are there: "
-                    f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
-                )
+                held = parts or f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
+                return needs, f"{prefix}{gb(needs)} on rank {rank}, {gb(room)} are there: {held}"
         return 0.0, ""

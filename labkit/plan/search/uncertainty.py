@@ -45,13 +45,13 @@ class Constants(NamedTuple):
 def constants(file: Path = FILE) -> Constants:
     """What a file such as uncertainty.toml holds. ValueError that names file, table and key for what cannot be."""
     tables = checked(file.name, toml(file), PARTS)
-    numbers = [
-        MappingProxyType(checked(f"{file.name}, [{name}]", tables[name], {key: Key(float, needed=True) for key in keys}))
+    full, late, many = (
+        MappingProxyType(checked(f"{file.name}, [{name}]", tables[name], dict.fromkeys(keys, Key(float, needed=True))))
         for name, keys in NUMBERS.items()
-    ]
+    )
     seconds = {
         kind: Interval(**checked(f'{file.name}, [seconds."{kind}"]', row, INTERVAL))
         for kind, row in tables["seconds"].items()
     }
     held = Interval(**checked(f"{file.name}, [bytes]", tables["bytes"], INTERVAL))
-    return Constants(*numbers, MappingProxyType(seconds), held)
+    return Constants(full, late, many, MappingProxyType(seconds), held)
