@@ -30,8 +30,9 @@ def test_a_pipeline_on_nodes_waits_for_late_messages_as_the_rule_says():
     recipe = Recipe("zero1", batch_size=64, n_micro=16)
     (late,) = risks(Layout(4, 4, 4), recipe, H100)
     known = constants().late
-    assert late.seconds == pytest.approx(known["share"] * (1 - 0.965**8) * 0.22 * 4 * (16 + 3))
-    assert late.seconds == pytest.approx(0.69, abs=0.01)
+    assert (late.odds, late.lost_s) == pytest.approx((known["share"] * (1 - 0.965**8), 0.22 * 4 * (16 + 3)))
+    assert late.expected_s(2.0) == pytest.approx(2.08, abs=0.005)
+    assert late.expected_s(2.0) < late._replace(lost_s=1e9).expected_s(2.0) == pytest.approx(2 / (1 - late.odds))
     assert "8 nodes" in late.words
     assert risks(Layout(1, 4, 2), recipe, H100) == risks(Layout(16, 1, 4), recipe, H100) == ()
     assert not risks(Layout(4, 4, 4), recipe, Hardware.preset("laptop"))
@@ -42,10 +43,10 @@ def test_a_full_pipeline_is_at_risk_and_one_without_stages_only_on_many_nodes():
     recipe, known = Recipe("zero1", batch_size=64, n_micro=16), constants()
     (full,) = risks(Layout(4, 4, 4), recipe, H100, 61e9)
     assert full.name == "full stages"
-    assert full.seconds == pytest.approx(known.full["share"] * 0.22 * 4 * (16 + 3))
+    assert (full.odds, full.lost_s) == pytest.approx((known.full["share"], 0.22 * 4 * (16 + 3)))
     assert not risks(Layout(8), recipe, H100, 79e9)
     (many,) = risks(Layout(64, 1, 8), recipe, H100)
-    assert many.seconds == pytest.approx(known.many["share"] * known.many["late_s"] * 16)
+    assert (many.odds, many.lost_s) == pytest.approx((known.many["share"], known.many["late_s"] * 16))
 
 
 def _plan(layout: Layout, seconds: float, hardware: Hardware) -> Plan:
@@ -119,5 +120,5 @@ def test_published_runs_bear_the_intervals_and_the_order_out(monkeypatch):
     assert bench.halves(runs) >= 0.9
     rows = bench.choices(runs)
     before, after = (sum(row[name] <= 1.1 for row in rows) for name in ("before", "without the group"))
-    assert after >= 0.8 * len(rows)
-    assert after > before
+    assert after >= 0.7 * len(rows)
+    assert after >= before + 3

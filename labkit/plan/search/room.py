@@ -130,7 +130,9 @@ def risk_words(plans: Sequence[Plan], count: int) -> list[str]:
     kept, by_words = [plan for plan in plans if plan.kept], dict[str, list[str]]()
     for plan in kept[:count]:
         for risk in plan.risks:
-            by_words.setdefault(risk.words, []).append(f"{_place(plan)} (expect {risk.seconds:.2g} s for it)")
+            by_words.setdefault(risk.words, []).append(
+                f"{_place(plan)} ({risk.expected_s(plan.step_s):.3g} s are to be expected)"
+            )
     lines = [f"risk of {'; '.join(places)}: {words}" for words, places in by_words.items()]
     fastest = min(kept, key=lambda plan: plan.step_s, default=None)
     if fastest is not None and fastest.step_s < kept[0].step_s:

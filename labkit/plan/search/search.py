@@ -1,7 +1,7 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
-First comes the plan that is expected to be fastest: its predicted seconds, and those that published runs like it took
-more (labkit.plan.search.risk). A fragile plan is not first because it would be fast if all went well.
+First comes the plan that is expected to be fastest, by its predicted seconds and by what made published runs like it
+slower (labkit.plan.search.risk). A fragile plan is not first because it would be fast if all went well.
 
     dp x pp x cp x tp = n_ranks  and, for a model with experts, ep: divisors of dp and of the number of experts
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
@@ -83,7 +83,7 @@ class Plan:
     mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
     needs_bytes   where it was refused for its memory: what a rank would hold, at least
     adapter   what trains in the place of the weights; None: the weights do
-    risks   what made published runs like it slower than foretold, with the seconds to expect for it"""
+    risks   what made published runs like it slower than foretold, with its odds"""
 
     shape: ModelShape
     hardware: Hardware
@@ -127,8 +127,8 @@ class Plan:
 
     @property
     def expected_s(self) -> float:
-        """Seconds of a step with those to expect for its risks; infinite for a refused plan."""
-        return self.step_s + sum(risk.seconds for risk in self.risks)
+        """Seconds of a step to expect with its risk; infinite for a refused plan."""
+        return max([self.step_s, *(risk.expected_s(self.step_s) for risk in self.risks)])
 
     @property
     def interval(self) -> Interval | None:
