@@ -169,6 +169,29 @@ def planner(found: Any) -> list[str]:
     ]
 
 
+def uncertainty(found: Any) -> list[str]:
+    choices = found["choice"]
+    near = [
+        (name, f"{sum(row[name] <= 1.1 for row in choices)} of {len(choices)} groups", "80%")
+        for name in ("before", "without the group", "without the model")
+    ]
+    covered = [
+        (row["source"], str(row["runs"]), f"{row['inside']:.0%}", str(row["kinds others have"]))
+        + ("{:.0%}".format(row["inside others'"]) if row["kinds others have"] else "",)
+        for row in found["coverage"]
+    ]
+    return [
+        "First choices at most 10% slower than the best measured: by seconds alone, and with risks that were learnt",
+        "without the group, or without its model:",
+        "",
+        *table(("first choice", "", "goal"), near),
+        "",
+        f"Runs inside the intervals; learnt from every other run: {found['inside halves']:.0%} (goal 90%):",
+        "",
+        *table(("source", "runs", "inside", "of kinds that others have", "inside others' intervals"), covered),
+    ]
+
+
 def published(found: Any) -> list[str]:
     def numbers(part: Any) -> list[str]:
         return [
@@ -392,6 +415,7 @@ BENCHES = (
     Bench("rehearsal", "Rehearsals: one rank of a large job on fake tensors", rehearsal),
     Bench("planner", "The planner: predicted beside measured", planner),
     Bench("published", "The planner held against runs that others have published", published),
+    Bench("uncertainty", "How far a plan can be trusted: intervals and first choices", uncertainty),
     Bench("foretold", "Foretold memory, held against rehearsals of jobs drawn at random", foretold),
     Bench("shaped", "Shaped links: asked for beside measured", shaped),
     Bench("held", "How long gloo holds a tensor after the call", held),

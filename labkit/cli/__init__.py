@@ -55,6 +55,7 @@ class Benchmark(StrEnum):
     held = "held"
     planner = "planner"
     published = "published"
+    uncertainty = "uncertainty"
     foretold = "foretold"
     rehearsal = "rehearsal"
     labs = "labs"

@@ -145,7 +145,7 @@ def _plans(
     """The plans on `n` devices, best first, and the answer in words."""
     from labkit.plan.search.explain import COLUMNS, explain, heading, refusals, rows
     from labkit.plan.search.nearest_runs import told as published_near
-    from labkit.plan.search.room import besides, edge, loading, machine_words
+    from labkit.plan.search.room import besides, edge, interval_words, loading, machine_words, risk_words
     from labkit.plan.search.search import plans
 
     with under_way(f"comparing the layouts of {shape.name} on {n:,} {hardware.name}"):
@@ -157,10 +157,14 @@ def _plans(
     with words_beside(to):
         say("\n".join([heading(candidates), machine_words(best), *words, ""]))
         if candidates[0].kept:
-            Console().print(_table(rows(candidates, count)))
-            say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS))
+            shown, fragile = rows(candidates, count), risk_words(candidates, count)
+            Console().print(_table(shown))
+            say("\n" + "".join(f"  {name}: {meaning}\n" for name, meaning in COLUMNS if name in shown[0]))
+            if fragile:
+                say("\n".join([*fragile, ""]))
         say("\n".join([*refusals(candidates, (count + 1) // 2), ""]))
-        say("\n".join([explain(candidates), besides(best), *loading(best), *edge(candidates)]))
+        say("\n".join([explain(candidates), besides(best), *loading(best), *edge(candidates),
+                       *interval_words(best)]))  # fmt: skip
         if "adapter" not in choices:
             say("\n".join(notes))
     write(to, lambda: [_data_of(candidate) for candidate in candidates])
@@ -275,6 +279,8 @@ def _data_of(plan: Plan) -> dict[str, Any]:
         "layout": asdict(plan.layout), "recipe": asdict(plan.recipe), "refused": plan.refused, "mfu": plan.mfu,
         "step_s": times, "memory_bytes": memory, "needs_bytes": plan.needs_bytes, "at_edge": plan.at_edge,
         "adapter": asdict(plan.adapter) if plan.adapter is not None else None,
+        "risks": [risk._asdict() for risk in plan.risks],
+        "step_interval_s": [edge * plan.step_s for edge in plan.interval[:2]] if plan.interval else None,
     }  # fmt: skip
 
 

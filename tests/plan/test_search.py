@@ -36,7 +36,7 @@ def test_kept_plans_come_first_and_best_first(large):
     """Would catch a table whose first row is not the best, and refused plans among the kept."""
     kept = [plan for plan in large if plan.kept]
     assert kept == large[: len(kept)]
-    assert [plan.step_s for plan in kept] == sorted(plan.step_s for plan in kept)
+    assert [plan.expected_s for plan in kept] == sorted(plan.expected_s for plan in kept)
     assert all(plan.refused for plan in large[len(kept) :])
     assert len({key(plan) for plan in large}) == len(large)
 

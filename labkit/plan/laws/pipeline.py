@@ -109,9 +109,14 @@ def message_s(timing: Timing) -> float:
 
 
 def late_s(timing: Timing, turns: int) -> float:
-    """Seconds of a pipeline that starts its messages late; a rank in the middle starts four for a micro-batch.
+    """Seconds of a pipeline that starts its messages late.
 
     `turns`: micro-batches times stages on a rank."""
     layout, machine = timing.layout, timing.machine
-    count = {1: 0, 2: 2}.get(layout.pp, 4) * (turns + layout.pp - 1)
-    return count * machine.practice.late(-(-layout.size // machine.node_size))
+    return messages_started(layout, turns) * machine.practice.late(-(-layout.size // machine.node_size))
+
+
+def messages_started(layout: Layout, turns: int) -> int:
+    """Messages that are started one after another in a step: a rank in the middle starts four for a micro-batch, one of
+    two ranks two; none without a pipeline. `turns`: micro-batches times stages on a rank."""
+    return {1: 0, 2: 2}.get(layout.pp, 4) * (turns + layout.pp - 1)

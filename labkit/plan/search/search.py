@@ -1,5 +1,8 @@
 """plans: every way to lay a model on n ranks, the fast ones first, the impossible ones with the reason.
 
+First comes the plan that is expected to be fastest, by its predicted seconds and by what made published runs like it
+slower (labkit.plan.search.risk). A fragile plan is not first because it would be fast if all went well.
+
     dp x pp x cp x tp = n_ranks  and, for a model with experts, ep: divisors of dp and of the number of experts
       x strategy (ddp, zero1, zero2, zero3, hsdp)  x schedule (1f1b, interleaved, zero_bubble)  x recompute
       x micro-batch
@@ -21,6 +24,8 @@ A larger micro-batch holds more, so when one does not fit the larger ones are no
 With an adapter (LoRA, QLoRA) the ways are fewer: dp = n_ranks, and each device has the whole frozen model or, with
 zero3, 1/n of it; what is left to choose is checkpointing and the micro-batch (labkit.plan.step.adapters).
 
+Long because a search's questions to a plan stand in one place, the cheap ones first.
+
 Sources: Narayanan et al., arXiv:2104.04473, section 3 (what to choose, in this order); Rajbhandari et al.,
 arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 """
@@ -28,12 +33,13 @@ arXiv:1910.02054; Korthikanti et al., arXiv:2205.05198.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
-from labkit.plan.breakdown import Breakdown
+from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.checks import is_whole
 from labkit.plan.job.recipe import PRECISIONS, STRATEGIES, Recipe
 from labkit.plan.job.stages import check_plan, lighter_ranks, micro_rows
@@ -45,9 +51,11 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.cut_attention import CONTEXTS
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
+from labkit.plan.search.interval import Interval, interval_of
+from labkit.plan.search.risk import Risk, full_from, risks
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
-from labkit.plan.step.memory import peak_bytes, predict_memory
+from labkit.plan.step.memory import Sum, highest, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import peak_of, predict_step
 from labkit.plan.words import nearest, plural
@@ -62,6 +70,8 @@ HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
 MOST_RANKS = 1 << 20
 """No machine has as many devices; to find the divisors of a much larger number takes for ever."""
+SETTLED = 4
+"""Plans, the first ones, whose place in the order is settled by their memory, too."""
 EDGE = 0.15
 """The share of a device's memory, above and below it, within which it is not sure that a plan fits: of five
 published runs four lie so near to what is foretold (labkit.plan.search.compared_with_published)."""
@@ -74,7 +84,8 @@ class Plan:
     step   seconds of a step by what they are spent on, None for a refused plan
     mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
     needs_bytes   where it was refused for its memory: what a rank would hold, at least
-    adapter   what trains in the place of the weights; None: the weights do"""
+    adapter   what trains in the place of the weights; None: the weights do
+    risks   what made published runs like it slower than foretold, with its odds"""
 
     shape: ModelShape
     hardware: Hardware
@@ -85,6 +96,7 @@ class Plan:
     refused: str = ""
     needs_bytes: float = 0.0
     adapter: Adapter | None = None
+    risks: tuple[Risk, ...] = ()
 
     @cached_property
     def memory(self) -> Breakdown:
@@ -114,6 +126,19 @@ class Plan:
     def step_s(self) -> float:
         """Seconds of a step; infinite for a refused plan."""
         return self.step.total if self.step is not None else float("inf")
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds of a step to expect with its risk; infinite for a refused plan."""
+        return max([self.step_s, *(risk.expected_s(self.step_s) for risk in self.risks)])
+
+    @property
+    def interval(self) -> Interval | None:
+        """What nine of ten published runs like it took, in multiples of what is foretold; None for a refused plan, with
+        an adapter and on a CPU, since nothing like it is published."""
+        if not self.kept or self.adapter is not None or self.hardware.device == "cpu":
+            return None
+        return interval_of(self.shape, self.layout, self.hardware, self.mfu)
 
     def __str__(self) -> str:
         """`dp=8 pp=4 tp=8, zero1, 1f1b of 16, checkpointing: 2.1 s, 43% MFU, 61 GB`"""
@@ -150,10 +175,11 @@ def plans(
     n_micro: int | None = None,
     offload: bool = False,
 ) -> list[Plan]:
-    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by step
-    time, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq` tokens of a row.
-    For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at
-    each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was planned for.
+    """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by the
+    step time that is expected, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq`
+    tokens of a row. For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages
+    has a copy at each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was
+    planned for.
 
     `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
     bf16 with AdamW.
@@ -194,14 +220,14 @@ def plans(
                 f"adapters are planned with recompute='none' or 'full', and nothing offloaded, got "
                 f"recompute={recompute!r}, offload={offload}"
             )
-        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.step_s)
+        return sorted(search.adapted(Adapter(adapter, rank), n_ranks, global_batch), key=lambda plan: plan.expected_s)
     most_cp = 1 if counts_rows(shape) else max(1, shape.seq // LEAST_TOKENS)
     candidates = [
         plan
         for layout in layouts(n_ranks, shape.n_expert, most_cp)
         for plan in search.on(layout, global_batch, optimizer)
     ]
-    return sorted(candidates, key=lambda plan: plan.step_s)
+    return search.in_order(candidates)
 
 
 def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layout]:
@@ -213,6 +239,13 @@ def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layou
                 dp = n_ranks // tp // pp // cp
                 for ep in divisors(math.gcd(dp, n_expert)) if n_expert else [1]:
                     yield Layout(dp, pp, tp, cp, ep)
+
+
+def moment_words(rank: Rank, top: Sum) -> str:
+    """`in the optimizer's step 16.1 GB weights, 32.1 GB gradients, ...`: what a rank holds at that moment, by kind."""
+    added = (top.weights, top.gradients, 0, top.activations, top.other)
+    held = {kind: base + extra for kind, base, extra in zip(KINDS, rank.base(), added, strict=True)}
+    return f"at the peak, {top.when}, " + ", ".join(f"{gb(value)} {kind}" for kind, value in held.items() if value)
 
 
 def divisors(number: int) -> list[int]:
@@ -361,22 +394,42 @@ class Search:
         step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
         speed = base.batch_size * self.shape.seq / step.total
         mfu = self.shape.mfu(speed, layout.size * peak_of(recipe, self.hardware))
-        return Plan(self.shape, self.hardware, layout, recipe, step, mfu)
+        fragile = risks(layout, recipe, self.hardware)
+        return Plan(self.shape, self.hardware, layout, recipe, step, mfu, risks=fragile)
 
-    def too_large(self, layout: Layout, recipe: Recipe) -> tuple[float, str]:
-        """Bytes needed, and why that is too much; "" if it fits. Only near the limit the highest moment is found."""
-        roomy = False
+    def in_order(self, candidates: Sequence[Plan]) -> list[Plan]:
+        """The plans by the seconds that are expected of them. Memory, which may put a pipeline at risk, takes long to
+        find: it is found of those that come first without it, until SETTLED plans are in their place."""
+        queue = [(plan.expected_s, place, plan) for place, plan in enumerate(candidates)]
+        heapify(queue)
+        settled, weighed = list[Plan](), set[int]()
+        while queue and len(settled) < SETTLED:
+            before, place, plan = heappop(queue)
+            if plan.layout.pp > 1 and plan.kept and place not in weighed:
+                weighed.add(place)
+                needs, _ = self.too_large(plan.layout, plan.recipe, full_from(self.hardware))
+                plan = replace(plan, risks=risks(plan.layout, plan.recipe, plan.hardware, needs)) if needs else plan
+            if plan.expected_s > before:
+                heappush(queue, (plan.expected_s, place, plan))
+            else:
+                settled.append(plan)
+        return settled + [plan for *_, plan in sorted(queue, key=lambda entry: entry[:2])]
+
+    def too_large(self, layout: Layout, recipe: Recipe, room: float | None = None) -> tuple[float, str]:
+        """Bytes needed, and why that is too much for `room`, by default what a search plans with; 0 and "" if it fits.
+        Only near the limit the highest moment is found."""
+        roomy, room = False, self.room if room is None else room
         for rank in fullest_ranks(self.shape, layout, recipe):
             if roomy and rank in lighter_ranks(self.shape, layout, recipe):
                 continue  # it holds no more than the first one, which has room for all that it can ever hold
             local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
             needs, most = local.bounds()
-            roomy, prefix = roomy or (rank == 0 and most <= self.room), "at least "
-            if needs <= self.room < most:
-                needs, prefix = peak_bytes(local), ""
-            if needs > self.room:
-                return needs, (
-                    f"{prefix}{gb(needs)} on rank {rank}, {gb(self.room)} are there: "
-                    f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
-                )
+            roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
+            parts = ""
+            if needs <= room < most:
+                top = highest(local)
+                needs, prefix, parts = sum(local.base()) + top.total, "", moment_words(local, top)
+            if needs > room:
+                held = parts or f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"
+                return needs, f"{prefix}{gb(needs)} on rank {rank}, {gb(room)} are there: {held}"
         return 0.0, ""
