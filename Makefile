@@ -105,6 +105,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python benchmarks/shaped.py --json benchmarks/results/shaped.json
 	$(BIN)/python benchmarks/planner.py --json benchmarks/results/planner.json
 	$(BIN)/python benchmarks/published.py --json benchmarks/results/published.json
+	$(BIN)/python benchmarks/uncertainty.py --json benchmarks/results/uncertainty.json
 	$(BIN)/python benchmarks/foretold.py --json benchmarks/results/foretold.json
 	$(BIN)/python benchmarks/rehearsal.py --json benchmarks/results/rehearsal.json
 	$(BIN)/python benchmarks/labs.py --json benchmarks/results/labs.json

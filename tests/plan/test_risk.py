@@ -122,3 +122,12 @@ def test_published_runs_bear_the_intervals_and_the_order_out(monkeypatch):
     before, after = (sum(row[name] <= 1.1 for row in rows) for name in ("before", "without the group"))
     assert after >= 0.7 * len(rows)
     assert after >= before + 3
+
+
+def test_plans_can_be_had_by_their_predicted_seconds_alone():
+    """Would catch labs that call a plan the fastest which is only the safest."""
+    by_seconds = plans("megatron-1t", "h100", 512, 1024, 2048, by="seconds")
+    kept = [plan.step_s for plan in by_seconds if plan.kept]
+    assert kept == sorted(kept)
+    with pytest.raises(ValueError, match="did you mean 'seconds'"):
+        plans("gpt2", "h100", 8, 64, by="second")

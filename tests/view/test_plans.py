@@ -49,7 +49,7 @@ def test_the_short_list_has_the_best_of_each_layout_and_one_of_each_reason():
     kept = [plan for plan in listed if plan.kept]
     assert kept[0] is SEVENTY.found[0]
     assert len({plan.layout for plan in kept}) == len(kept) == 6
-    assert kept == sorted(kept, key=lambda plan: plan.expected_s)
+    assert kept == sorted(kept, key=lambda plan: plan.step_s)
     refused = [plan for plan in listed if not plan.kept]
     assert {plan.recipe.strategy for plan in refused if plan.needs_bytes} == {"ddp", "zero1", "zero2", "zero3"}
     assert all(plan.layout == Layout(dp=256) for plan in refused if plan.needs_bytes)

@@ -68,6 +68,7 @@ LEAST_TOKENS = 8192
 """Tokens of a row that a rank keeps at least where cp cuts it, as many as Llama 3 has of 128k over 16 ranks."""
 HEADROOM = 0.06
 """Share of the memory that is left alone: buffers of the wire, kernels' scratch, what the allocator cannot use."""
+ORDERS = ("expected", "seconds")
 MOST_RANKS = 1 << 20
 """No machine has as many devices; to find the divisors of a much larger number takes for ever."""
 SETTLED = 4
@@ -174,9 +175,11 @@ def plans(
     recompute: str = "",
     n_micro: int | None = None,
     offload: bool = False,
+    by: str = "expected",
 ) -> list[Plan]:
     """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by the
-    step time that is expected, best first, then refused ones. `global_batch` is rows of a step over all ranks, `seq`
+    step time that is expected, best first, then refused ones; with by="seconds" by the predicted step time alone, as if
+    none of their risks came true. `global_batch` is rows of a step over all ranks, `seq`
     tokens of a row. For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages
     has a copy at each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was
     planned for.
@@ -186,8 +189,8 @@ def plans(
 
     `strategy`, `recompute`, `n_micro` and `offload` are tried alone, where they are set (labkit.plan.search.wanted).
 
-    ValueError for numbers below 1, unknown presets, a headroom that is not a share, "fp8" on a device without 8-bit
-    units, an adapter in another precision or with another optimizer, and a rank that a weight cannot have."""
+    ValueError for numbers below 1, unknown presets and orders, a headroom that is not a share, "fp8" on a device
+    without 8-bit units, an adapter in another precision or with another optimizer, and a rank that no weight has."""
     shape = ModelShape.preset(shape) if isinstance(shape, str) else ModelShape.of(shape)
     hardware = Hardware.preset(hardware) if isinstance(hardware, str) else hardware
     for name, value in (
@@ -204,6 +207,8 @@ def plans(
             f"precision is one of {', '.join(PRECISIONS)}, headroom a share: {precision!r}, {headroom}; "
             f"{nearest(precision, PRECISIONS)}"
         )
+    if by not in ORDERS:
+        raise ValueError(f"plans are ordered by one of {', '.join(ORDERS)}, got {by!r}; {nearest(by, ORDERS)}")
     wanted = Wanted(strategy, recompute, n_micro, offload)
     if precision == "fp8":
         hardware.peak(precision)
@@ -227,7 +232,7 @@ def plans(
         for layout in layouts(n_ranks, shape.n_expert, most_cp)
         for plan in search.on(layout, global_batch, optimizer)
     ]
-    return search.in_order(candidates)
+    return search.in_order(candidates) if by == "expected" else sorted(candidates, key=lambda plan: plan.step_s)
 
 
 def layouts(n_ranks: int, n_expert: int = 0, most_cp: int = 1) -> Iterator[Layout]:
