@@ -31,7 +31,7 @@ def names(expression: str) -> Iterator[str]:
     """Models, devices, links and precisions that a figure is computed for: "llama", "h100", "infiniband", "bf16"."""
     for name, call in calls(expression):
         match name, call.args:
-            case ("preset" | "link_of"), [ast.Constant(value=str(preset)), *_]:
+            case (("preset" | "link_of"), [ast.Constant(value=str(preset)), *_]):
                 yield preset.partition("-")[0]
             case "case", [ast.Constant(value=str(design)), *_]:
                 yield case(design).hardware.partition("-")[0]
@@ -53,8 +53,9 @@ def letters(text: str) -> str:
 
 def without_base(card: Card) -> set[str]:
     """The names and sizes behind a card's numbers that none of its texts has."""
-    told = letters(" ".join(card.as_sentence(text) for _, text in card.texts()))
     shown = {figure for _, text in card.texts() for figure in NAMED.findall(text)}
+    words = [card.numbers[figure] for figure in shown if card.numbers[figure].startswith("'")]  # 'Mixtral 8x7B'
+    told = letters(" ".join([*words, *(NAMED.sub("", text) for _, text in card.texts())]))
     expressions = card.numbers.values()
     return {name for text in expressions for name in names(text) if letters(name) not in told} | {
         size for text in expressions for size in sizes(text) if size not in shown
