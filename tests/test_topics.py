@@ -143,8 +143,8 @@ def coverage() -> str:
     counts = Counter(topic.how for topic in rows())
     return (
         f"Of {len(rows())} topics **{counts['run']} are run**, with real ranks or real tensors. Of the others, which "
-        f"the tables mark, {counts['calculated']} are calculated by the planner or by hand, {counts['stand-in']} run on "
-        f"a CPU in place of a GPU or its links, and {counts['told']} only told."
+        f"the tables mark, {counts['calculated']} are calculated by the planner or by hand, {counts['stand-in']} run "
+        f"on a CPU in place of a GPU or its links, and {counts['told']} only told."
     )
 
 
