@@ -1,19 +1,24 @@
 """Every topic of the documents that this course began with is taught somewhere, and the map of them tells the truth.
 
-notebooks/topics.csv is the map: a row for each item of the five documents, with the cells that teach it. The tables of
-notebooks/README.md are made of it and of the labs' first cells:
+notebooks/topics.csv is the map: a row for each item of the five documents, with the cells that teach it and with how
+they do: by real ranks or tensors (`run`), by the planner or by arithmetic (`calculated`), by a run on a CPU in place of
+the GPU or link that the topic is about (`stand-in`), or in words alone (`told`). A reader of the cells judges that;
+programs only count it. The tables of notebooks/README.md are made of the map and of the labs' first cells:
 
     python -m tests.test_topics        # writes them anew
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -60,20 +65,47 @@ def cells(lab: str) -> dict[str, dict]:
     return {cell["id"]: cell for cell in json.loads(labs()[lab].read_text())["cells"]}
 
 
+HOW = ("run", "calculated", "stand-in", "told")
+"""In which ways a topic can be taught."""
+
+
+class Topic(NamedTuple):
+    """A row of the map; each place is `04#04-29`, and `how` is one of HOW."""
+
+    document: int
+    item: str
+    topic: str
+    how: str
+    where: tuple[str, ...]
+
+
 @cache
-def rows() -> tuple[tuple[int, str, str, tuple[str, ...]], ...]:
-    """(document, item, topic, where), where each place is `04#04-29`."""
+def rows() -> tuple[Topic, ...]:
+    """The map."""
     with TOPICS.open(newline="") as file:
         return tuple(
-            (int(row["document"]), row["item"], row["topic"], tuple(row["where"].split()))
+            Topic(int(row["document"]), row["item"], row["topic"], row["how"], tuple(row["where"].split()))
             for row in csv.DictReader(file)
         )
 
 
-def runs(place: str) -> bool:
-    """Whether this place is a cell of code."""
+def source(place: str) -> str:
+    """The code of this place; "" for a cell of text."""
     lab, _, cell = place.partition("#")
-    return bool(cell) and cells(lab)[cell]["cell_type"] == "code"
+    taught = cells(lab)[cell]
+    return "".join(taught["source"]) if taught["cell_type"] == "code" else ""
+
+
+def only_asks(code: str) -> bool:
+    """Whether a cell of code only asks for a guess: `guess = Predict(...)`, and its name, which shows the widget."""
+    if "Predict(" not in code:
+        return False
+    for statement in ast.parse(code).body:
+        match statement:
+            case ast.Assign(value=ast.Call(func=ast.Name(id="Predict"))) | ast.Expr(value=ast.Name()):
+                continue
+        return False
+    return True
 
 
 def first_cell(lab: str) -> dict[str, str]:
@@ -107,17 +139,22 @@ def labs_table() -> str:
 
 
 def coverage() -> str:
-    """How many topics something that runs teaches."""
-    taught = [row for row in rows() if any(map(runs, row[3]))]
-    return f"**{len(taught)} of {len(rows())} topics are taught by something that runs**."
+    """How many topics are taught in which way."""
+    counts = Counter(topic.how for topic in rows())
+    return (
+        f"Of {len(rows())} topics **{counts['run']} are run**, with real ranks or real tensors. Of the others, which "
+        f"the tables mark, {counts['calculated']} are calculated by the planner or by hand, {counts['stand-in']} run "
+        f"on a CPU in place of a GPU or its links, and {counts['told']} only told."
+    )
 
 
 def map_of(document: int) -> str:
     """The table of one document."""
     lines = ["| item | topic | taught in |", "|---|---|---|"]
-    for at, item, topic, where in rows():
+    for at, item, topic, how, where in rows():
         if at == document:
-            lines.append(f"| {item} | {topic} | {' '.join(map(place_text, where))} |")
+            note = "" if how == "run" else f" ({how})"
+            lines.append(f"| {item} | {topic}{note} | {' '.join(map(place_text, where))} |")
     return "\n".join(lines)
 
 
@@ -139,18 +176,18 @@ def part_of(text: str, name: str) -> re.Match[str]:
 def test_every_item_of_the_five_documents_is_on_the_map_once():
     """Would catch a question or a card that no lab answers for."""
     for document, wanted in EXPECTED.items():
-        listed = [item for at, item, *_ in rows() if at == document]
+        listed = [topic.item for topic in rows() if topic.document == document]
         assert sorted(set(wanted) - set(listed)) == [], f"document {document}: not on the map"
         assert sorted(set(listed) - set(wanted)) == [], f"document {document}: no such item"
         assert len(listed) == len(set(listed)), f"document {document}: an item twice"
-    assert {document for document, *_ in rows()} == set(DOCUMENTS)
-    assert all(topic and where for _, _, topic, where in rows())
+    assert {topic.document for topic in rows()} == set(DOCUMENTS)
+    assert all(topic.topic and topic.where and topic.how in HOW for topic in rows())
 
 
 def test_every_place_is_a_cell_of_a_lab():
     """Would catch a cell that was renamed, and a lab that is only promised."""
     wrong = []
-    for document, item, _, where in rows():
+    for document, item, _, _, where in rows():
         for place in where:
             lab, _, cell = place.partition("#")
             if lab not in labs() or cell not in cells(lab):
@@ -158,9 +195,14 @@ def test_every_place_is_a_cell_of_a_lab():
     assert wrong == []
 
 
-def test_every_topic_is_taught_by_something_that_runs():
+def test_every_topic_has_a_cell_of_code():
     """Would catch a topic that is only talked about."""
-    assert [row[:2] for row in rows() if not any(map(runs, row[3]))] == []
+    assert [topic[:2] for topic in rows() if not any(map(source, topic.where))] == []
+
+
+def test_no_topic_leads_to_a_question():
+    """Would catch a link to a cell that asks for a guess: the next one shows the answer."""
+    assert [(topic[:2], place) for topic in rows() for place in topic.where if only_asks(source(place))] == []
 
 
 @pytest.mark.parametrize("name", ["labs", "coverage", *(f"document {k}" for k in DOCUMENTS)])

@@ -40,6 +40,11 @@ NEARLY = 0.6
 FIGURE, CODE, MOST_MISSING, LONGEST = 3.0, 3.0, 4, 20_000
 """What a figure and a piece of code weigh beside words; how much is named that is missing; characters of an answer."""
 
+KNOWN_SIZE = (
+    r"""(?:ModelShape\.preset\(["'][^"']+["']\)|case\(["'][^"']+["']\)(?:\.shape)?)\.(?:n_params|seq|batch|n_ranks)"""
+)
+"""The expression of a size that belongs to the setting of a card: a known model's parameters, a design case's batch."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -184,8 +189,8 @@ def _number(card: Card, answer: _Answer, law: bool) -> Judged:
 
 
 def _typed(card: Card, name: str) -> bool:
-    """True if a figure is an input of the question, such as 8 ranks, and not computed."""
-    return bool(re.fullmatch(r"\s*[-\d.e+*]+\s*(->.*)?", card.numbers[name]))
+    """True if a figure is an input of the question, such as 8 ranks or a known model's size, and not computed."""
+    return bool(re.fullmatch(rf"\s*([-\d.e+*]+|{KNOWN_SIZE})\s*(->.*)?", card.numbers[name]))
 
 
 def _tells(figure: Figure) -> bool:

@@ -115,6 +115,14 @@ def test_a_law_that_is_nearly_right_is_told_what_it_is():
     assert "denies it" in " ".join(denied.remarks)
 
 
+def test_the_setting_of_a_number_is_not_the_number():
+    """Would catch a point for the model and its length, which a card names beside what was computed for them."""
+    card = the_deck()["more-rows-nearly-free"]
+    setting = "Predicted for Llama 3 with 70.6 billion parameters in bf16, tp over 8 H100, sequences of 4,096 tokens."
+    assert not judge(card, setting)["number"].reached
+    assert judge(card, f"{setting} It takes 1.18 times as long for 27.1 times the tokens.")["number"].reached
+
+
 @cases("row", TYPED)
 def test_answers_in_other_words_reach_what_they_say_and_not_what_they_do_not(row):
     """Would catch a judge that wants the card's own words, and one that gives points for being on the topic.
