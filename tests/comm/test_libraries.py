@@ -118,9 +118,11 @@ def test_libraries_that_are_reached_through_a_link_are_libraries(links, tmp_path
     if links == "checkout":
         link.symlink_to(checkout)
     else:
-        (tmp_path / "packages" / "labkit" / "comm").mkdir(parents=True)
-        for name in ("__init__.py", "__init__.pyi", "comm/__init__.py", "comm/libraries.py", "comm/dumps.py"):
-            (tmp_path / "packages" / "labkit" / name).symlink_to(checkout / "labkit" / name)
+        comm = ("comm/__init__.py", "comm/libraries.py", "comm/dumps.py")
+        for name in ("__init__.py", "__init__.pyi", *comm, "plan/__init__.py", "plan/words.py"):
+            place = tmp_path / "packages" / "labkit" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(checkout / "labkit" / name)
         link.symlink_to(tmp_path / "packages")
     code = "from labkit.comm import dumps\nprint(dumps.__file__, dumps.within(dumps.__file__), sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": str(link), "PYTHONIOENCODING": "utf-8"}
