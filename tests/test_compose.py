@@ -475,7 +475,7 @@ def test_packed_documents_train_as_each_of_them_does_alone(config, sizes, more, 
 @cases(
     ("config", "layout", "options", "words"),
     [
-        (replace(CONFIG, kv_heads=2), Layout(tp=4), {}, "kv_heads = 2 has no 4 equal parts; .* tp = 1 or 2 would do"),
+        (replace(CONFIG, kv_heads=2), Layout(tp=4), {}, "kv_heads=2 has no tp=4 equal parts; tp = 1 or 2 would do"),
         (replace(CONFIG, kv_heads=1), Layout(cp=2), {"context": "ulysses"}, "1 key heads out over cp=2 ranks"),
         (CONFIG, Layout(cp=3), {}, "seq=8 tokens do not cut into cp=3"),
         (CONFIG, Layout(tp=2, cp=4), {"context": "ulysses"}, "n_head=4 / tp=2 heads out over cp=4"),

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from labkit.comm.group import Group
+from labkit.plan.words import divisors
 
 
 class _CopyTo(Function):
@@ -219,12 +220,6 @@ def divided(number: int, size: int, what: str) -> int:
     if number % size:
         raise ValueError(f"{what} = {number} has no {size} equal parts; {divisors(number)} ranks would do")
     return number // size
-
-
-def divisors(number: int) -> str:
-    """The group sizes, up to 64, that cut `number` evenly: 12 -> "1, 2, 3, 4, 6 or 12"."""
-    sizes = [str(size) for size in range(1, min(number, 64) + 1) if number % size == 0]
-    return " or ".join([", ".join(sizes[:-1]), sizes[-1]] if sizes[1:] else sizes)
 
 
 def _place(group: Group) -> str:

@@ -41,9 +41,10 @@ from labkit.parallel.sequence import (
     SequenceVocabParallelEmbedding,
     gather_to,
 )
-from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, copy_to, divisors, join
+from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear, copy_to, join
 from labkit.parallel.vocab import VocabParallelEmbedding
 from labkit.plan.contracts import shard_dim_of
+from labkit.plan.words import divisors
 
 GPT_PLAN = MappingProxyType(
     {

@@ -20,6 +20,12 @@ def multiples(name: str, value: int, parts: int) -> str:
     return f"{name}={f'{below} or ' * (below > 0)}{below + parts} would do"
 
 
+def divisors(number: int) -> str:
+    """The group sizes, up to 64, that cut `number` evenly: 12 -> "1, 2, 3, 4, 6 or 12"."""
+    sizes = [str(size) for size in range(1, min(number, 64) + 1) if number % size == 0]
+    return " or ".join([", ".join(sizes[:-1]), sizes[-1]] if sizes[1:] else sizes)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'zero2' or 'zero3'?`, or `there are ...` with all of them where nothing is near."""
     names = list(known)

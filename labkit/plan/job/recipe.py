@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
+from math import gcd
 from typing import Any
 
 from labkit.plan.checks import is_number, is_whole
@@ -37,6 +38,7 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.groups import Grouping
 from labkit.plan.partition.layout import Layout
 from labkit.plan.schedules.schedule import Schedule
+from labkit.plan.words import divisors
 
 STRATEGIES = tuple(strategies.LAWS)
 SCHEDULES = tuple(schedules.LAWS)
@@ -338,8 +340,9 @@ def check(config: Any, recipe: Recipe, layout: Layout) -> None:
     shape = ModelShape.of(config)
     for reason in (*refusals(shape, recipe, layout, shape.tied), *experts.unscaled(shape, recipe)):
         raise ValueError(reason)
+    parts = {"n_head": shape.n_head, "kv_heads": shape.kv_heads, "the hidden width": shape.hidden, "vocab": shape.vocab}
+    for name, number in parts.items():
+        if number % layout.tp:
+            would = divisors(gcd(*parts.values()))
+            raise ValueError(f"{name}={number:,} has no tp={layout.tp} equal parts; tp = {would} would do")
     shape.check_cut(layout.tp, recipe.n_stages(layout.pp), recipe.sequence_parallel)
-    if shape.kv_heads % layout.tp:
-        raise ValueError(
-            f"kv_heads={shape.kv_heads} has no tp={layout.tp} equal parts, and labkit trains no copies of one"
-        )
