@@ -111,6 +111,7 @@ def test_the_files_that_go_to_a_browser_need_only_python():
         "labkit/plan/machine/devices.toml",
         "labkit/plan/model/hf_config.toml",
         "labkit/plan/model/models.toml",
+        "labkit/plan/search/uncertainty.toml",
     ]
     heavy = "{'torch', 'numpy', 'matplotlib', 'IPython'} & {*sys.modules}"
     code = f"import sys, labkit.course.export.live.answers; print({heavy})"
