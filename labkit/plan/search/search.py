@@ -55,7 +55,7 @@ from labkit.plan.search.interval import Interval, interval_of
 from labkit.plan.search.risk import Risk, full_from, risks
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
-from labkit.plan.step.memory import Sum, highest, predict_memory
+from labkit.plan.step.memory import Sum, highest, most_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import peak_of, predict_step
 from labkit.plan.words import nearest, plural
@@ -431,7 +431,7 @@ class Search:
             needs, most = local.bounds()
             roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
             parts = ""
-            if needs <= room < most:
+            if needs <= room < most and most_bytes(local) > room:
                 top = highest(local)
                 needs, prefix, parts = sum(local.base()) + top.total, "", moment_words(local, top)
             if needs > room:

@@ -104,6 +104,15 @@ def peak_bytes(rank: Rank) -> int:
     return sum(rank.base()) + highest(rank).total
 
 
+def most_bytes(rank: Rank) -> int:
+    """Bytes that no moment exceeds: by a bound for each layer, closer than `Rank.bounds` and without a look at the rows
+    of a layer. A search asks it where a plan may fit."""
+    passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
+    moments = [*(moment for one in passes for moment in one.between_halves()), *of_optimizer(rank)]
+    bounds = [one.most(k) for one in passes for k in one.layers]
+    return sum(rank.base()) + max(0, *map(_total, moments), *bounds)
+
+
 def highest(rank: Rank) -> Sum:
     """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first."""
     return max((of_passes(rank), *of_optimizer(rank)), key=_total)
