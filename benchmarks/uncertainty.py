@@ -48,6 +48,8 @@ FEW = 5
 """A choice among fewer ways says nothing."""
 NAMES = MappingProxyType({"foundry": "llm-foundry", "playbook": "Ultra-Scale Playbook", "megatron": "Megatron-LM",
                           "automodel": "NeMo AutoModel", "deepseek": "DeepSeek-AI"})  # fmt: skip
+WIDE_SOURCES = 2
+"""Sources without pipelines on MANY_NODES or more: the playbook, whose runs are late, and PaLM (arXiv:2204.02311)."""
 PIPELINE_SOURCES = 6
 """Sources with pipelines over several nodes: the playbook, torchtitan, Megatron-LM's README, and the papers of
 Megatron-LM (arXiv:2104.04473, table 1), Llama 3 (arXiv:2407.21783, table 4) and DeepSeek-V3 (arXiv:2412.19437). Only in
@@ -128,9 +130,10 @@ def learnt(runs: Sequence[Foretold], papers: Sequence[tuple[str, float]] = ()) -
     late = {"share": 1 / PIPELINE_SOURCES, "sick": SICK, "late_s": LATE_S}
     many = {
         "least": MANY_NODES,
-        "share": _share(len(added), len(wide)) / 2,
+        "share": _share(len(added), len(wide)) / WIDE_SOURCES,
         "late_s": _median(added),
         "runs": len(wide),
+        "sources": WIDE_SOURCES,
     }
     kinds = defaultdict(list)
     for run in runs:
@@ -267,8 +270,8 @@ HEAD = """\
 #               `others`, without a pipeline, so many were `slow`
 #   [late]      pipelines on n nodes: 1 - (1 - sick)^n of those of one source started each message `late_s` late.
 #               `share` is one over the sources that have such pipelines
-#   [many]      no pipeline, on `least` nodes or more: twice the `share` of `runs` took some `late_s` more for each
-#               micro-batch; the other source, PaLM (arXiv:2204.02311), had no such trouble
+#   [many]      no pipeline, on `least` nodes or more: `sources` times the `share` of `runs` took some `late_s` more
+#               for each micro-batch; the other source, PaLM (arXiv:2204.02311), had no such trouble
 #   [seconds]   by kind, nine of ten of so many `runs` took `low` to `high` times the predicted seconds
 #   [bytes]     the same of what a device holds
 """

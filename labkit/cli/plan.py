@@ -1,6 +1,6 @@
 """`labkit plan`: plans for a model on devices that you need not have, a budget, and how far plans can be trusted.
 
-labkit plan --model llama-70b --gpus 256                         the fastest plans, the refused with a reason
+labkit plan --model llama-70b --gpus 256                         the best plans, the refused with a reason
 labkit plan --model mixtral-8x7b --gpus 64 --seq 4k              total and active parameters, experts along ep
 labkit plan --model Qwen2.5-7B/config.json --gpus 8              any model whose config.json or folder you have
 labkit plan --model llama3-405b --gpus 1024 --seq 128k           long rows, which cp cuts over ranks
@@ -76,7 +76,7 @@ def plan(
     choice: Annotated[int | None, typer.Option(help="With --as, which plan: its line in the table, from 1.")] = None,
     to: Json = None,
 ) -> None:
-    """Plans for a model on devices that you need not have: the fastest first, the refused with a reason."""
+    """Plans for a model on devices that you need not have: the best first, the refused with a reason."""
     if choice is not None and not target:
         raise typer.BadParameter("--choice says which plan --as writes: say --as, too, such as --as torchrun")
     if target and (published or svg or tokens or to):

@@ -376,7 +376,7 @@ class WatchedScript(Watch):
         return stances
 
     def whereabouts(self) -> list[hang_diagnosis.Whereabouts]:
-        """Where every rank is at this moment, as far as is known."""
+        """The place of every rank in the script at this moment, by the latest answers of the ranks."""
         stands = []
         for rank in range(self.n_ranks):
             state, detail = "running", ""

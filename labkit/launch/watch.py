@@ -41,7 +41,7 @@ class WatchSteps(Protocol):
 
     @abstractmethod
     def whereabouts(self) -> list[Whereabouts]:
-        """Where every rank is at this moment, as far as is known."""
+        """The place of every rank in its code at this moment, by the latest answers of the ranks."""
 
     @abstractmethod
     def hide_bar(self) -> None:

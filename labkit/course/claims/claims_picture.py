@@ -53,7 +53,7 @@ class Shown(Protocol):
 
     @property
     def truth(self) -> str:
-        """What is true, with the numbers of the finding."""
+        """The true statement, with the numbers that the proof has found."""
 
     @property
     def seconds(self) -> float:

@@ -80,7 +80,7 @@ def calibrate(n_ranks: int | None = None, repeats: int = REPEATS) -> Calibration
 
 
 def _words(hardware: Hardware, link: Link | None, carrier: str, repeats: int, load: float) -> dict[str, str]:
-    """How each number came about, by the key under which it stands."""
+    """A sentence for each key of the file that says how its number was measured or why it was assumed."""
     sizes = sizes_of(hardware.device, int(hardware.memory_bytes.value))
     n, kind = hardware.node_size, "GPU" if hardware.device == "cuda" else "CPU rank of one thread"
     versions = f"labkit {metadata.version('labkit')}, torch {metadata.version('torch')}"

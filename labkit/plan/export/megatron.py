@@ -87,7 +87,7 @@ class Megatron:
 
 
 def _unknown(shape: ModelShape) -> Iterator[str]:
-    """What of a model has no option that this file writes."""
+    """A refusal for each property of a model, such as latent attention, that no option of this file can express."""
     yield from only("norm", shape.norm, NORMS)
     biased = set(shape.biased)
     partly = bool(biased) and biased != set(ATTENTION)

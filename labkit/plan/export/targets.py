@@ -44,11 +44,11 @@ def check_target(name: str) -> Target:
 
 
 def exported(name: str, plans: Sequence[Plan], choice: int = 1, asked: Collection[str] = ()) -> str:
-    """The file of a tool for plan number `choice` of those that were kept, the fastest being 1; `asked` are the choices
+    """The file of a tool for plan number `choice` of those that were kept, the first being 1; `asked` are the choices
     that somebody made (labkit.plan.export.target).
 
     ValueError for an unknown tool and for no such plan; and for a plan of which the tool lacks something: it says what,
-    and which is the fastest plan that it has."""
+    and which is the first of these plans that it has."""
     target = check_target(name)
     kept = [plan for plan in plans if plan.kept]
     if not kept:
@@ -63,12 +63,12 @@ def exported(name: str, plans: Sequence[Plan], choice: int = 1, asked: Collectio
 
 
 def _has(target: Target, kept: Sequence[Plan]) -> str:
-    """A sentence: the fastest plan that the tool can run, and how it is chosen."""
+    """A sentence: the first plan that the tool can run, and how it is chosen."""
     number = next((number for number, plan in enumerate(kept, 1) if not any(target.lacks(plan))), None)
     if number is None:
         return f"Of the {len(kept)} plans that fit it has none: another model, precision or optimizer may be one"
-    slower = kept[number - 1].step_s / kept[0].step_s
+    times = kept[number - 1].expected_s / kept[0].expected_s
     return (
-        f"The fastest that it has is plan {number}, {kept[number - 1]}, which takes {slower:.2f} times as long as "
-        f"the fastest of all: --choice {number}"
+        f"The first that it has is plan {number}, {kept[number - 1]}, which is expected to take {times:.2f} times as "
+        f"long as plan 1: --choice {number}"
     )

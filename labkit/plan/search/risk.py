@@ -58,8 +58,8 @@ def risks(
     n_bytes: float = 0.0,
     known: Constants | None = None,
 ) -> tuple[Risk, ...]:
-    """The risks of one plan whose fullest rank is foretold to hold `n_bytes`; 0 leaves
-    out what its memory puts at risk.
+    """The risks of one plan whose fullest rank is foretold to hold `n_bytes`; 0 leaves out
+    the risks of its memory.
 
     `known`: other constants than those of uncertainty.toml."""
     if hardware.device == "cpu":
@@ -99,8 +99,9 @@ def _risks(layout: Layout, recipe: Recipe, hardware: Hardware, n_bytes: float, k
     if layout.pp == 1 and nodes >= many["least"]:
         yield Risk(
             "many nodes",
-            f"{nodes} nodes: in one of two sources {2 * many['share']:.0%} of {many['runs']:.0f} runs without a "
-            f"pipeline on {many['least']:.0f} nodes took some {many['late_s']:.2g} s more for each micro-batch",
+            f"{nodes} nodes: in one of {many['sources']:.0f} sources {many['sources'] * many['share']:.0%} of "
+            f"{many['runs']:.0f} runs without a pipeline on {many['least']:.0f} nodes took some {many['late_s']:.2g} s "
+            "more for each micro-batch",
             many["share"],
             many["late_s"] * recipe.n_turns,
         )

@@ -179,10 +179,9 @@ def plans(
 ) -> list[Plan]:
     """All ways to run `shape` (a ModelShape, a preset's name, a GPTConfig) on `n_ranks` devices: kept ones by the
     step time that is expected, best first, then refused ones; with by="seconds" by the predicted step time alone, as if
-    none of their risks came true. `global_batch` is rows of a step over all ranks, `seq`
-    tokens of a row. For several ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages
-    has a copy at each end, as Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is what was
-    planned for.
+    none of their risks came true. `global_batch` is rows of a step over all ranks, `seq` tokens of a row. For several
+    ranks the vocabulary is padded to a multiple of 128, and a tied head on several stages has a copy at each end, as
+    Megatron-LM does both (labkit.assemble wants tied=False there). `plan.shape` is the model that was planned for.
 
     `adapter` "lora" or "qlora": the model is frozen, and adapters of this `rank` on all linears of the blocks train, in
     bf16 with AdamW.

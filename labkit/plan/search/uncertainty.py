@@ -14,7 +14,7 @@ FILE = Path(__file__).with_suffix(".toml")
 PARTS = MappingProxyType({name: Key(dict, needed=True) for name in ("full", "late", "many", "seconds", "bytes")})
 NUMBERS = MappingProxyType({
     "full": ("least", "share", "runs", "others", "slow"), "late": ("share", "sick", "late_s"),
-    "many": ("least", "share", "late_s", "runs"),
+    "many": ("least", "share", "late_s", "runs", "sources"),
 })  # fmt: skip
 INTERVAL = MappingProxyType({
     "low": Key(float, 0.001, 1000, needed=True), "high": Key(float, 0.001, 1000, needed=True),

@@ -81,7 +81,7 @@ def steps_in_fp16(log2_factor: int) -> tuple[list[float], float]:
 
 
 def kind_of(x: Tensor) -> str:
-    """What a single number is: "NaN", "infinite" or "a number"."""
+    """The kind of a tensor of one element: "NaN", "infinite" or "a number"."""
     return "NaN" if x.isnan() else "infinite" if x.isinf() else "a number"
 
 
