@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from labkit.plan.machine.collectives import Line, fit, seconds
-from labkit.view.units import parsed
+from labkit.view.units import parsed, value_text
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 Points = list[tuple[float, float]]
@@ -51,3 +51,20 @@ def test_the_wires_of_lab_03_differ_as_their_law_says():
     words = "".join(stored["outputs"][0]["data"]["text/plain"])
     law, ratio = (float(number) for number in re.findall(r"(?:law|measured) ([\d.]+) times", words))
     assert abs(ratio / law - 1) < 0.25
+
+
+def test_a_static_page_asks_and_answers_what_the_stored_pictures_show():
+    """Would catch a question, a title or a number that was changed in a picture, and not in what a static page asks."""
+    wrong = []
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            for output in cell.get("outputs", ()):
+                kept = output.get("metadata", {}).get("labkit", {})
+                drawn = "".join(output.get("data", {}).get("text/plain", ()))
+                words = kept.get("question", kept.get("title"))
+                numbers = [kept[origin] for origin in ("law", "measured", "rehearsed") if kept.get(origin) is not None]
+                if words and (
+                    words not in drawn or any(value_text(number, kept["unit"]) not in drawn for number in numbers)
+                ):
+                    wrong.append((path.stem, cell["id"], words, numbers))
+    assert wrong == []

@@ -461,8 +461,8 @@ LABS = (
     ), short=("12-26",)),
     Lab("13_scaling_limits", (
         predicted("13-04", "2% serial, 256 devices", "42", "you predict 42 times"),
-        predicted("13-20", "the same 24 rows", "2", "you predict 2 times"),
-        predicted("13-21", "24 rows *each*", "85", "you predict 85 %"),
+        predicted("13-20", "the same 24 samples", "2", "you predict 2 times"),
+        predicted("13-21", "24 samples *each*", "85", "you predict 85 %"),
         predicted("13-37", "one worker: a step takes?", "80 ms", "you predict 80 ms"),
         predicted("13-41", "endless stages", "8", "you predict 8 times"),
         predicted("13-46", "wait for gradients: MFU?", "30", "you predict 30 %"),
@@ -664,7 +664,7 @@ LABS = (
         ),
     )),
     Lab("21_after_pretraining", (
-        predicted("21-13", "all rows together?", "2000", "you predict 2,000 tokens/s"),
+        predicted("21-13", "all sequences together?", "2000", "you predict 2,000 tokens/s"),
         widget(
             "21-26", "GenerationExplorer",
             sees("llama3-70b on 8 x h100, tp 8: 16 sequences of 4,096 tokens"),

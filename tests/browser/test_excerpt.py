@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.browser.excerpt import excerpt, needed, taken_and_given
+from tests.browser.labs import LABS
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +68,15 @@ def test_an_excerpt_keeps_outputs_and_order_takes_other_sources_and_knows_its_ce
     assert part.cells[1].metadata == {"jupyter": {"outputs_hidden": True}}
     with pytest.raises(ValueError, match="called d, e"):
         excerpt(new_notebook(cells=cells), ["c", "e"], {"d": ""})
+
+
+def test_the_steps_on_a_prediction_name_the_question_that_its_lab_asks():
+    """Would catch a question of a lab that was changed, minutes before a browser does."""
+    unasked = []
+    for lab in LABS:
+        notebook = nbformat.read(NOTEBOOKS / f"{lab}.ipynb", as_version=4)
+        sources = {cell.id: cell.source for cell in notebook.cells}
+        for shown in lab.shown:
+            words = [step.words[0] for step in shown.steps if step.act.__name__ == "predict"]
+            unasked += [(lab.stem, shown.cell, word) for word in words if word not in sources[shown.cell]]
+    assert unasked == []
