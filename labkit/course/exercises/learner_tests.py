@@ -32,6 +32,11 @@ def settled(reply: Any) -> bool | None:
     return bool(reply)
 
 
+def reply_to_each(attempt: Any, group: Any, objects: list[tuple[str, list[Any]]]) -> dict[str, bool | None]:
+    """Show the test one object after the other. Its reply to each, by name; None where it returns nothing."""
+    return {name: settled(attempt(*copy.deepcopy(args))) for name, args in objects}
+
+
 def told_apart(shown: Shown) -> dict[str, Any]:
     """The fields of such a Problem.
 
@@ -43,12 +48,8 @@ def told_apart(shown: Shown) -> dict[str, Any]:
         random.Random(case.seed + 1).shuffle(objects)
         return [(objects,)]
 
-    def play(attempt: Any, group: Any, objects: list[tuple[str, list[Any]]]) -> dict[str, bool | None]:
-        """The test's reply to each object by name; None where it returns nothing."""
-        return {name: settled(attempt(*copy.deepcopy(args))) for name, args in objects}
-
     def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """True for each object that the test must accept, False for each other one."""
         return [{name: truth for name, (truth, *_) in shown(case).items()}]
 
-    return {"inputs": inputs, "play": play, "answer": answer, "writes_test": True}
+    return {"inputs": inputs, "play": reply_to_each, "answer": answer, "writes_test": True}

@@ -2,14 +2,16 @@
 
     start ranks ─> draw inputs ─> each rank gets its own ─> switch ─> outputs, memory, faults ─> RunRecord
 
+The ranks come from a process that knows nothing of the exercise (nursery.py). What they say is read with limits: who
+says what a rank cannot say is at fault, and the others are judged all the same.
+
 A run ends when every rank has reported, when no rank can go on (a deadlock, noticed at once), or when its time is up.
-Each rank is then asked for its stack. Ranks are ended by their process ids, whatever they are doing.
+Each rank is then asked for its stack, and all are ended, whatever they are doing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import re
@@ -20,18 +22,20 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import psutil
-import torch
 
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge import late_imports
 from labkit.course.judge.case import Case
+from labkit.course.judge.executed_rank import ExecutedRanks
 from labkit.course.judge.judge_wire import ATTEMPT
-from labkit.course.judge.page_memory import Outside, return_at_once, trim
+from labkit.course.judge.last_word import LastWord, last_word_of
+from labkit.course.judge.nursery import Nursery, Processes, nursery
+from labkit.course.judge.page_memory import Outside
+from labkit.course.judge.part import part_of
 from labkit.course.judge.run_record import Fault, Memory, RunRecord, Wait
-from labkit.course.judge.sandbox import fingerprint
-from labkit.course.judge.sandboxed_rank import Program, become_rank
+from labkit.course.judge.sandboxed_rank import Program
 from labkit.course.judge.switch import Flood, Switch
-from labkit.launch import executed, system
+from labkit.launch import system
 
 RunCase = Callable[[Problem, Program, Case], RunRecord]
 PATIENCE_S = 0.3
@@ -49,24 +53,29 @@ BURNING_S = 1.0
 
 
 def run_case(problem: Problem, program: Program, case: Case) -> RunRecord:
-    """Run an attempt on one case and record what happened."""
+    """Run an attempt on one case and record what happened. The ranks come from this process's own nursery."""
     late_imports.fetch()
-    return run_with_what_is_here(problem, program, case)
+    origin = nursery() if system.forks() else None
+    if origin is not None:
+        origin.fetch()
+    return run_from(origin, problem, program, case)
 
 
-def run_with_what_is_here(problem: Problem, program: Program, case: Case) -> RunRecord:
-    """The same without any import before. `Late` if a rank needs one and torch's compiler is not here yet."""
+def run_from(origin: Nursery | None, problem: Problem, program: Program, case: Case) -> RunRecord:
+    """The same with ranks from this nursery (None: where nothing may be forked) and without any import before. `Late`
+    if a rank needs one and torch's compiler is not here yet."""
     began = time.perf_counter()
-    with Ranks(problem, program, case.n_ranks) as ranks:
+    with Ranks(origin, problem, program, case.n_ranks) as ranks:
         inputs = list(problem.inputs(case))
         ended = ranks.run([tuple(args) for args in inputs])
         switch, stacks = ranks.switch, ranks.stacks() if ended == "time-out" else {}
+    words = [ranks.words.get(rank, LastWord()) for rank in range(case.n_ranks)]
     return RunRecord(
         case=case,
         events=tuple(switch.events),
-        outputs=tuple(_output(switch.last.get(rank)) for rank in range(case.n_ranks)),
+        outputs=tuple(report.answer for report in words),
         expected=tuple(problem.answer(case, inputs)),
-        memory=tuple(_memory(switch.last.get(rank), ranks.outside, rank) for rank in range(case.n_ranks)),
+        memory=tuple(_memory(report, ranks.outside, rank) for rank, report in enumerate(words)),
         faults=ranks.faults,
         ended=ended,
         waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
@@ -75,11 +84,9 @@ def run_with_what_is_here(problem: Problem, program: Program, case: Case) -> Run
         races=tuple(switch.races),
         flood=ranks.flood,
         mismatch=switch.mismatch,
-        damaged={
-            rank: damage for rank in range(case.n_ranks) if (damage := _told(switch.last.get(rank)).get("damaged"))
-        },
+        damaged={rank: report.damaged for rank, report in enumerate(words) if report.damaged},
         printed=tuple(switch.printed),
-        input_bytes=tuple(_told(switch.last.get(rank)).get("input_bytes", 0) for rank in range(case.n_ranks)),
+        input_bytes=tuple(report.input_bytes for report in words),
         seconds=time.perf_counter() - began,
     )
 
@@ -100,52 +107,37 @@ def remembering() -> RunCase:
 class Ranks:
     """Fresh processes, one for each rank, which live as long as this context."""
 
-    def __init__(self, problem: Problem, program: Program, n_ranks: int):
-        self.problem, self.program, self.n_ranks = problem, program, n_ranks
-        self.pids: list[int] = []
+    def __init__(self, origin: Nursery | None, problem: Problem, program: Program, n_ranks: int):
+        self.origin, self.problem, self.program, self.n_ranks = origin, problem, program, n_ranks
         self.lines: list[Connection] = []
         self.dumps: list[int] = []
         self.spent_before: list[float] = []
+        self.words: dict[int, LastWord] = {}
         self.faults: dict[int, Fault] = {}
         self.flood = ""
 
     def __enter__(self) -> Ranks:
-        return_at_once()  # or free places of large blocks are inherited, which nobody gives back
-        trim()
-        start = self._forking() if system.forks() else self._execute
-        for rank in range(self.n_ranks):
-            ours, theirs = Pipe()
+        theirs = []
+        for _ in range(self.n_ranks):
+            line, their_line = Pipe()
             read, write = os.pipe()
-            pid = start(rank, ours, theirs, read, write)
-            theirs.close()
-            os.close(write)
-            self.pids.append(pid)
-            self.lines.append(ours)
+            self.lines.append(line)
             self.dumps.append(read)
-        if not system.forks():
+            theirs.append((their_line, write))
+        part, ends = part_of(self.problem), [(line.fileno(), dump) for line, dump in theirs]
+        self.processes: Processes = (
+            self.origin.ranks(part, self.program, ends) if self.origin else ExecutedRanks(part, self.program, ends)
+        )
+        self.pids = self.processes.pids
+        for line, dump in theirs:
+            line.close()
+            os.close(dump)
+        if self.origin is None:
             self._await()
         self.spent_before = [self._spent(pid) for pid in self.pids]
         self.outside = Outside(self.pids)
         self.switch = Switch(self.lines, self.outside.look)
         return self
-
-    def _forking(self) -> Callable[[int, Connection, Connection, int, int], int]:
-        parent, known = os.getpid(), fingerprint()  # once for all of them
-
-        def fork(rank: int, ours: Connection, theirs: Connection, read: int, write: int) -> int:
-            pid = os.fork()
-            if pid == 0:
-                for fd in (ours.fileno(), read, *(line.fileno() for line in self.lines), *self.dumps):
-                    os.close(fd)
-                become_rank(theirs, self.problem, self.program, rank, self.n_ranks, parent, write, known)
-            return pid
-
-        return fork
-
-    def _execute(self, rank: int, ours: Connection, theirs: Connection, read: int, write: int) -> int:
-        keep = theirs.fileno(), write
-        known = self.problem.key, tuple(self.program), rank, self.n_ranks, late_imports.here()
-        return executed.child("labkit.course.judge.executed_rank", "main", *keep, os.getpid(), keep=keep, known=known)
 
     def _await(self) -> None:
         for line in self.lines:
@@ -161,12 +153,7 @@ class Ranks:
         return 0.0
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in self.pids:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        self.processes.end()
         for line in self.lines:
             line.close()
         for fd in self.dumps:
@@ -211,9 +198,11 @@ class Ranks:
         try:
             if not self.switch.take(rank):
                 return
-            head, _ = self.switch.last[rank]
-            if head[0] == "failed":
-                self.faults[rank] = Fault(*head[1:])
+            report = last_word_of(*self.switch.last[rank])
+            if isinstance(report, Fault):
+                self.faults[rank] = report
+            else:
+                self.words[rank] = report
         except late_imports.Late:
             raise
         except Flood as flood:
@@ -224,10 +213,9 @@ class Ranks:
         del running[line]
 
     def _how(self, rank: int) -> str:
-        pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
-        if not pid:
+        code = self.processes.how(rank)
+        if code is None:
             return "it said what a rank cannot say"
-        code = os.waitstatus_to_exitcode(status)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _burning(self, ranks: Any) -> bool:
@@ -253,14 +241,13 @@ class Ranks:
     def stacks(self) -> dict[int, Wait]:
         """For each rank that has not reported, the line of the attempt that it executes; 0 if none is seen."""
         waits = {}
-        for rank, pid in enumerate(self.pids):
+        for rank in range(self.n_ranks):
             if rank in self.switch.last:
                 continue
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-                os.set_blocking(self.dumps[rank], False)
-                line = self._dumped(rank)
-                waits[rank] = Wait("it was still computing" if line else "it was still at work", line)
+            self.processes.stack(rank)
+            os.set_blocking(self.dumps[rank], False)
+            line = self._dumped(rank)
+            waits[rank] = Wait("it was still computing" if line else "it was still at work", line)
         return waits
 
     def _dumped(self, rank: int) -> int:
@@ -274,23 +261,7 @@ class Ranks:
         return 0
 
 
-def _told(last: tuple[list[Any], bytes] | None) -> dict[str, Any]:
-    return last[0][1] if last is not None and last[0][0] == "result" else {}
-
-
-def _memory(last: tuple[list[Any], bytes] | None, outside: Outside, rank: int) -> Memory | None:
-    memory = _told(last).get("memory")
-    if memory is None:
+def _memory(report: LastWord, outside: Outside, rank: int) -> Memory | None:
+    if report.memory is None:
         return None
-    names = ("peak", "now", "timeline", "python_bytes", "scalars")
-    seen = {name: memory[name] for name in names}
-    return Memory(**seen, pages=outside.peak.get(rank), weighed_pages=outside.weighed.get(rank))
-
-
-def _output(last: tuple[list[Any], bytes] | None) -> Any:
-    if last is None or last[0][0] != "result":
-        return None
-    try:
-        return torch.load(io.BytesIO(last[1]), weights_only=True)
-    except Exception as error:  # a rank may send anything
-        return f"cannot be read: {type(error).__name__}"
+    return report.memory._replace(pages=outside.peak.get(rank), weighed_pages=outside.weighed.get(rank))

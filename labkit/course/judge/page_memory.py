@@ -20,6 +20,7 @@ import os
 import random
 from collections.abc import Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from labkit.launch import system
@@ -27,6 +28,11 @@ from labkit.launch import system
 TICK_S = (0.001, 0.02)
 """The judge's own looks are so far apart, at random."""
 MISSING = "this machine has no /proc: memory is measured only inside the ranks, and what hides from tensors is not seen"
+PICTURE_BYTES = 16 << 20
+"""The most bytes of pages that a rank's own pictures of its memory may take."""
+_AT_WORK = ("wait", "weigh", "end")
+_AFTER = MappingProxyType({"": ("begin",), "begin": _AT_WORK, "weigh": ("resume",), "resume": _AT_WORK, "end": ()})
+"""What a rank may say of its memory, and whether it may wait, after what it has said last."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _BLOCK_BYTES = -1, -2, -3, 64 << 10
 _NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE
 _STATM = "/proc/{}/statm"
@@ -72,7 +78,11 @@ def trim() -> None:
 
 
 class Outside:
-    """For each rank, how many bytes of pages it had more than at its start: at most, and when it was weighed."""
+    """For each rank, how many bytes of pages it had more than at its start: at most, and when it was weighed.
+
+    A rank says four words about its memory, each at its moment and most of them once: "begin" before the attempt's code
+    is loaded, "weigh" and "resume" around the pictures that it takes of its own memory, "end" before it packs its
+    answer. So the base is set once, and no word of an attempt's own can move it."""
 
     def __init__(self, pids: Sequence[int]):
         self.pids = pids
@@ -80,25 +90,32 @@ class Outside:
         self.paused: dict[int, int] = {}
         self.peak: dict[int, int] = {}
         self.weighed: dict[int, int] = {}
+        self.moments: dict[int, str] = {}
 
     def look(self, rank: int, moment: str = "tick") -> None:
         """Read a rank's pages now. Before its start ("begin") nothing is read: its inputs are still to come.
 
-        Between "weigh" and "resume" the rank takes pictures of its own, and after "end" it packs its answer: such pages
-        are not the attempt's."""
-        awaited = moment == "begin" or (rank in self.base and (rank not in self.paused or moment == "resume"))
-        now = page_bytes(self.pids[rank]) if awaited else None
+        Between "weigh" and "resume" the rank takes pictures of its own, whose pages, up to PICTURE_BYTES, are not the
+        attempt's. After "end" it packs its answer, and nothing is read. ValueError for a word at another moment than
+        its own."""
+        before = self.moments.get(rank, "")
+        if moment != "tick" and moment not in _AFTER[before]:
+            raise ValueError(f"a rank that has said {before or 'nothing'!r} cannot say {moment!r}")
+        if moment in _AFTER:
+            self.moments[rank] = moment
+        runs = moment == "begin" or (rank in self.base and before != "end")
+        now = page_bytes(self.pids[rank]) if runs else None
         if now is None:
             return
         if moment == "begin":
             self.base[rank] = now
         if moment == "resume":
-            self.base[rank] += now - self.paused.pop(rank)
-        growth = now - self.base[rank]
+            self.base[rank] += min(now - self.paused.pop(rank), PICTURE_BYTES)
+        pictures = max(0, min(now - self.paused[rank], PICTURE_BYTES)) if rank in self.paused else 0
+        growth = now - self.base[rank] - pictures
         self.peak[rank] = max(growth, self.peak.get(rank, 0))
         if moment == "weigh":
             self.weighed[rank] = max(growth, self.weighed.get(rank, 0))
-        if moment in ("weigh", "end"):
             self.paused[rank] = now
 
     def tick_s(self) -> float:

@@ -1,6 +1,7 @@
 """The prefork server: a process that has imported the judge once, and forks a judge for each attempt.
 
-    kernel ──exec──> zygote ──fork──> prefork server ──fork──> judge of one attempt ──fork──> ranks of one case
+    kernel ──exec──> zygote ──fork──> prefork server ──fork──> judge of one attempt
+                                                     ──fork──> nursery ──fork──> ranks of one case
     kernel ──exec──> prefork server, which judges itself ──exec──> ranks of one case        where a fork is not safe
 
 It is a fork of the same zygote that clusters are forked from (labkit/launch/zygote.py), so it has torch from the start,
@@ -37,6 +38,7 @@ from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
     from labkit.course.judge.attempt import Attempt
+    from labkit.course.judge.nursery import Nursery
     from labkit.course.judge.report import Report
 
 QUIET_S = 3.0
@@ -149,6 +151,9 @@ def main(fd: int, kernel_pid: int) -> None:
     os.close(fd)
     kernel = Connection(1)
     _send(kernel, {"pid": os.getpid()})
+    from labkit.course.judge.nursery import Nursery  # it imports what ranks need, and no exercise
+
+    origin = Nursery.forked() if system.forks() else None  # before anything of a judge is here
     importlib.import_module("labkit.course.judge.judge")
     standing = examined()
     notes = [gap] if (gap := missing(standing)) else []
@@ -157,11 +162,11 @@ def main(fd: int, kernel_pid: int) -> None:
         while psutil.pid_exists(kernel_pid):
             if not kernel.poll(0.5):
                 if system.forks() and not late_imports.here() and time.monotonic() - quiet_since > QUIET_S:
-                    late_imports.fetch()
+                    _fetch(origin)
                 continue
             request = json.loads(kernel.recv_bytes())
             if "source" in request:
-                _serve(kernel, request, notes)
+                _serve(kernel, origin, request, notes)
                 notes = []  # said once
             else:
                 _send(kernel, {"number": request["number"], "walls": standing})
@@ -169,13 +174,20 @@ def main(fd: int, kernel_pid: int) -> None:
     os._exit(0)
 
 
-def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> None:
+def _fetch(origin: Nursery | None) -> None:
+    """Import what torch imports late, here and where ranks come from: so that whoever has it knows that both do."""
+    if origin is not None:
+        origin.fetch()
+    late_imports.fetch()
+
+
+def _serve(kernel: Connection, origin: Nursery | None, request: dict[str, Any], notes: list[str]) -> None:
     """Judge one attempt in a fork, and wait for its end. `notes` are added to its report.
 
     Where a fork is not safe this process judges itself: nothing of an attempt runs in it, and each rank is executed."""
     from labkit.course.judge import walls
 
-    if not system.forks():
+    if origin is None:
         return _send(kernel, {"number": request["number"], **_judged_here(request, notes)})
     server_pid = os.getpid()
     judge_pid = os.fork()
@@ -184,7 +196,7 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
         walls.shelter()
         late_imports.raise_at_compiler()
         try:
-            reply = _judged(request, notes)
+            reply = _judged(origin, request, notes)
         except late_imports.Late:
             os._exit(late_imports.ENDED)
         with contextlib.suppress(BrokenPipeError):
@@ -192,8 +204,8 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
         os._exit(0)
     _, status = os.waitpid(judge_pid, 0)
     if os.waitstatus_to_exitcode(status) == late_imports.ENDED:
-        late_imports.fetch()
-        _serve(kernel, request, notes)
+        _fetch(origin)
+        _serve(kernel, origin, request, notes)
     elif status:
         failure = f"the judge ended with {os.waitstatus_to_exitcode(status)}"
         _send(kernel, {"number": request["number"], "failed": failure})
@@ -201,20 +213,21 @@ def _serve(kernel: Connection, request: dict[str, Any], notes: list[str]) -> Non
 
 def _judged_here(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     try:
-        return _judged(request, notes)
+        return _judged(None, request, notes)
     except late_imports.Late:  # from now on the ranks import it at their start
         late_imports.fetch()
-        return _judged(request, notes)
+        return _judged(None, request, notes)
 
 
-def _judged(request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _judged(origin: Nursery | None, request: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     from labkit.course.exercises.catalogue import problem
-    from labkit.course.judge.case_run import run_with_what_is_here
+    from labkit.course.judge.case_run import run_from
     from labkit.course.judge.judge import judge
 
     try:
         it = problem(request["key"])
-        report = judge(it, request["source"], request["before"], request["seed"], run=run_with_what_is_here)
+        run = functools.partial(run_from, origin)
+        report = judge(it, request["source"], request["before"], request["seed"], run=run)
         return replace(report, notes=(*report.notes, *notes)).as_dict()
     except late_imports.Late:
         raise

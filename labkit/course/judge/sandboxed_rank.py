@@ -1,12 +1,12 @@
 """A sandboxed rank: a fresh process in which an attempt runs as one rank of one run.
 
-It is forked from the judge, which has imported torch and run nothing. So every run begins with a clean library,
-whatever the notebook has done to its own. The process is given its own inputs, no other rank's, and not the answer.
+It is forked from a process that has imported torch and run nothing (nursery.py). So every run begins with a clean
+library, whatever the notebook has done to its own. What it holds is the attempt, the part of the exercise that plays
+it, its own inputs and its pipe: no reference, no other rank's inputs, no seed, no answer and no judge.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import linecache
@@ -18,6 +18,7 @@ import sys
 import traceback
 import tracemalloc
 import types
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ from torch import Tensor
 
 from labkit.comm.ledger import Ledger
 from labkit.comm.private import private
-from labkit.course.exercises.problem import Problem
 from labkit.course.judge import late_imports, sandbox, walls
+from labkit.course.judge.answer_bytes import packed
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS, Line, group_over
 from labkit.course.judge.page_memory import trim
 from labkit.course.judge.run_record import n_bytes, tensors
@@ -40,9 +41,8 @@ TO_NUMBER: Any = getattr(private("torch.ops.aten._local_scalar_dense"), "default
 schema_of: Any = private("torch.ops.aten.add.Tensor._schema")
 PRINTING: str = getattr(private("torch._tensor_str"), "__file__", "")
 MOMENTS = 400
-MOST_ANSWER_BYTES = 64 << 20
-INT_DIGITS_AT = 24
-"""Bytes of a whole number in CPython that come before its digits."""
+PLAY = "labkit.course.judge.play"
+"""The name of the module that a part of an exercise becomes."""
 
 
 class Program(NamedTuple):
@@ -53,6 +53,31 @@ class Program(NamedTuple):
     source: str
     before: str = ""
     ours: bool = False
+
+
+class Part(NamedTuple):
+    """The part of an exercise that a rank is given: what plays an attempt, as text.
+
+    name, imports, changes   as in `Problem`
+    source, player           a program, and the function in it that is the exercise's `play`"""
+
+    name: str
+    source: str
+    player: str
+    imports: tuple[str, ...]
+    changes: tuple[int, ...]
+
+
+Player = Callable[..., Any]
+
+
+def player_of(part: Part) -> Player:
+    """Make this process's module of a part, and return its function that plays an attempt."""
+    module = types.ModuleType(PLAY)
+    sys.modules[PLAY] = module  # its classes are guarded like those of the library (sandbox.py)
+    exec(compile(f"from __future__ import annotations\n{part.source}", f"<{PLAY}>", "exec"), module.__dict__)
+    player: Player = getattr(module, part.player)
+    return player
 
 
 class Printed(io.TextIOBase):
@@ -134,7 +159,8 @@ class Weight:
 
 def become_rank(
     connection: Connection,
-    problem: Problem,
+    part: Part,
+    play: Player,
     program: Program,
     rank: int,
     n_ranks: int,
@@ -142,12 +168,13 @@ def become_rank(
     dump: int,
     known: Fingerprint,
 ) -> Any:
-    """Become rank `rank` of a run, and never return. `known`: the library's fingerprint before the attempt ran."""
+    """Become rank `rank` of a run, and never return. `parent` is the process id of the parent, `dump` the descriptor
+    for the stack; `known`: the library's fingerprint before the attempt ran."""
     line = Line(connection)
     try:
         set_up(line, parent, dump)
         args = pickle.loads(connection.recv_bytes())
-        facts, data = run_attempt(line, problem, program, rank, n_ranks, args, known)
+        facts, data = run_attempt(line, part, play, program, rank, n_ranks, args, known)
         line.tell("result", facts, data=data)
     except BaseException as error:
         kind, message = type(error).__name__, str(error)
@@ -170,26 +197,18 @@ def set_up(line: Line, parent: int, dump: int) -> None:
     torch.set_num_threads(1)
     random.seed(0)
     torch.manual_seed(0)
-    forget_seed()
     walls.confine(parent, (line.connection.fileno(), dump))
 
 
-def forget_seed() -> None:
-    """Overwrite the seed of this run in the variables of the judge that this process was forked with.
-
-    Who knows it can draw all ranks' inputs, and send any bytes while it works out the answer alone."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        for name, value in frame.f_locals.items():
-            held = {"seed": value} if name in ("seed", "drawn_seed") else value
-            seed = held.get("seed") if isinstance(held, dict) else getattr(held, "seed", None)
-            if type(seed) is int and seed > 1 << 32:  # small ones are shared with all of Python, and drawn by nobody
-                ctypes.memset(id(seed) + INT_DIGITS_AT, 0, sys.getsizeof(seed) - INT_DIGITS_AT)
-        frame = frame.f_back
-
-
 def run_attempt(
-    line: Line, problem: Problem, program: Program, rank: int, n_ranks: int, args: tuple[Any, ...], known: Fingerprint
+    line: Line,
+    part: Part,
+    play: Player,
+    program: Program,
+    rank: int,
+    n_ranks: int,
+    args: tuple[Any, ...],
+    known: Fingerprint,
 ) -> tuple[dict[str, Any], bytes]:
     """Run the attempt. Returns memory and damage as plain data, and the packed output."""
     kept, source = pickle.dumps(args), program.source
@@ -198,7 +217,7 @@ def run_attempt(
     weight = Weight(line)
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
-    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(problem.imports)
+    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(part.imports)
     sys.modules["attempt"] = space  # dataclasses look here for the names in annotations
     if not program.ours:
         sandbox.close()
@@ -211,7 +230,7 @@ def run_attempt(
     with weight.probe, weight.scalars:  # memory that a program allocates at its top level counts, too
         for code in codes:
             exec(code, space.__dict__)
-        output = problem.play(getattr(space, problem.name), group, *args)
+        output = play(getattr(space, part.name), group, *args)
         if not weight.looked:
             weight.look()
         line.notice()
@@ -219,7 +238,7 @@ def run_attempt(
     tracemalloc.stop()
     if changed := sandbox.replaced(known):
         raise sandbox.Refused(f"the attempt has replaced {', '.join(changed[:3])}: it must leave the library as it is")
-    damage = damaged(args, pickle.loads(kept), problem.changes)
+    damage = damaged(args, pickle.loads(kept), part.changes)
     facts = {"memory": weight.said(), "damaged": damage, "input_bytes": n_bytes(args)}
     return facts, packed(output)
 
@@ -237,41 +256,6 @@ def damaged(args: tuple[Any, ...], before: tuple[Any, ...], allowed: tuple[Any, 
 
 def _bits(x: Tensor) -> Tensor:
     return x.detach().contiguous().reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
-
-
-def packed(output: Any) -> bytes:
-    """The attempt's output as bytes that can be read without running any of its code."""
-    file = io.BytesIO()
-    torch.save(plain(output, "what it returned"), file, _use_new_zipfile_serialization=False)
-    if file.tell() > MOST_ANSWER_BYTES:
-        raise ValueError(f"what it returned has {file.tell():,} bytes, more than there can be")
-    return file.getvalue()
-
-
-def plain(thing: Any, where: str) -> Any:
-    """Reduce an output to tensors, numbers, words, and lists and dicts of them. TypeError for anything else.
-
-    Memory is no longer measured here, so no code of the attempt may run: an object of a subclass is read through the
-    methods of list, dict or the number type, never through its own."""
-    if isinstance(thing, Tensor):
-        if thing.device.type != "cpu":
-            return {"device": str(thing.device)}
-        return thing.detach().clone() if thing.layout is torch.strided else thing.detach().to_dense()
-    if thing is None or type(thing) in (bool, int, float, str):
-        return thing
-    for number, exact in ((int, int.__int__), (float, float.__float__), (str, str.__str__)):
-        if isinstance(thing, number):
-            return exact(thing)  # type: ignore[arg-type]
-    if isinstance(thing, torch.dtype):
-        return str(thing)
-    for sort in (list, tuple, set, frozenset):
-        if isinstance(thing, sort):
-            inner = [plain(item, where) for item in sort.__iter__(thing)]  # type: ignore[arg-type]
-            return sorted(inner) if sort in (set, frozenset) else inner
-    if isinstance(thing, dict):
-        pairs = [(plain(key, where), plain(value, where)) for key, value in dict.items(thing)]
-        return {key if isinstance(key, str | int) else str(key): value for key, value in pairs}
-    raise TypeError(f"{where} holds {type(thing).__name__}: return tensors, numbers, words, or lists and dicts of them")
 
 
 def line_of(error: BaseException) -> int:

@@ -64,10 +64,14 @@ def defines(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [(name.asname or name.name).split(".")[0] for name in node.names]
     if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+        return [name.id for target in node.targets for name in _parts(target) if isinstance(name, ast.Name)]
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
         return [node.target.id]
     return []
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
 
 
 def lines_of(node: ast.stmt, text: str) -> tuple[int, str]:

@@ -18,10 +18,11 @@ import torch
 
 from labkit.comm.message import code_of
 from labkit.course.exercises.catalogue import problem
+from labkit.course.judge.answer_bytes import packed, unpacked
 from labkit.course.judge.case_run import run_case
 from labkit.course.judge.judge import judge, unfit
 from labkit.course.judge.judge_wire import ATTEMPT, ring_bytes
-from labkit.course.judge.sandboxed_rank import Program, Weight, plain
+from labkit.course.judge.sandboxed_rank import Program, Weight
 from labkit.course.judge.static_check import refusals
 from labkit.course.judge.verdicts import verdicts
 from tests.cases import cases
@@ -449,7 +450,7 @@ def test_an_answer_is_taken_for_what_it_is_and_not_asked() -> None:
         def __int__(self) -> Any:
             raise AssertionError
 
-    assert plain([Late([1, 2]), Later(a=3), Latest(4)], "it") == [[1, 2], {"a": 3}, 4]
+    assert unpacked(packed([Late([1, 2]), Later(a=3), Latest(4)])) == [[1, 2], {"a": 3}, 4]
 
 
 @pytest.mark.rest

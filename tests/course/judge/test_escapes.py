@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from labkit.course.judge import walls
+from labkit.course.judge.nursery import nursery
 from labkit.course.judge.wall_trials import Wall, examined, missing
 from tests.course.judge.escapes import Escape, escapes, stopped
 
@@ -28,6 +29,7 @@ def holds(escape: Escape, folder: Path) -> None:
     """What its head says stops it does so, with the guards in Python and without; nothing is left, or let out."""
     teachers = folder / "marks"
     teachers.write_text("TOP SECRET")
+    nursery()  # which stays
     before = set(psutil.Process().children(recursive=True))
     alone, guarded = escape.runs_alone(str(teachers)), escape.runs_guarded(str(teachers))
     for record, expected in ((alone, escape.alone), (guarded, escape.guarded)):
@@ -38,7 +40,8 @@ def holds(escape: Escape, folder: Path) -> None:
         assert "SECRET" not in str(record.outputs)
     assert escape.checked() == escape.learner
     assert (teachers.read_text(), teachers.stat().st_mode & 0o777) == ("TOP SECRET", 0o644)
-    assert set(psutil.Process().children(recursive=True)) <= before
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
+    assert not left
 
 
 @pytest.mark.slow

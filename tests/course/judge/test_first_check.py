@@ -24,10 +24,12 @@ SERVERS = """
 import json, os, sys
 from multiprocessing.connection import Connection
 from labkit.course.judge import judge, late_imports, prefork
+from labkit.course.judge.nursery import Nursery
 for line in sys.stdin:
     assert not late_imports.here()
     if os.fork() == 0:
-        prefork._serve(Connection(1), json.loads(line), [])
+        kernel = Connection(os.dup(1))
+        prefork._serve(kernel, Nursery.forked(), json.loads(line), [])
         os._exit(0)
     os.wait()
 """

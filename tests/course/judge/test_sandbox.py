@@ -66,7 +66,7 @@ def test_the_first_report_says_which_walls_are_missing_whatever_becomes_of_the_a
     """Would catch a note that is lost on its way: a stub is refused before anything runs, and the note is there."""
     it = problem("03.2")
     request = {"key": it.key, "source": it.stub, "before": "", "seed": None}
-    report = Report.of_dict(prefork._judged(request, ["no walls here"]))
+    report = Report.of_dict(prefork._judged(None, request, ["no walls here"]))
     assert not report.passed
     assert report.notes == ("no walls here",)
     assert "no walls here" in str(report)
@@ -88,12 +88,14 @@ def test_a_judge_with_many_open_files_confines_its_ranks_all_the_same() -> None:
 EARLY = """
 import json
 from multiprocessing.connection import Pipe
+from labkit.course.judge.nursery import Nursery
+origin = Nursery.forked()
 from labkit.course.exercises.catalogue import problem
 from labkit.course.judge import judge, late_imports, prefork
 ours, theirs = Pipe()
 for number, key in enumerate(("03.2", "01.3")):
     request = {"number": number, "key": key, "source": problem(key).solution, "before": "", "seed": 1}
-    prefork._serve(theirs, request, [])
+    prefork._serve(theirs, origin, request, [])
     reply = json.loads(ours.recv_bytes())
     print(key, reply.get("failed") or {verdict["state"] for verdict in reply["verdicts"]}, late_imports.here())
 """
