@@ -11,14 +11,23 @@ from pathlib import Path
 import psutil
 import pytest
 
+from labkit.course.exercises.catalogue import problem
 from labkit.course.judge import walls
-from labkit.course.judge.nursery import nursery
+from labkit.course.judge.case_run import run_case
+from labkit.course.judge.sandboxed_rank import Program
 from labkit.course.judge.wall_trials import Wall, examined, missing
 from tests.course.judge.escapes import Escape, escapes, stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
 FEW = ("copied", "program", "teacher")
 """One for each kind of wall: what leaves Python's guards, a system call, a file."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nursery() -> None:
+    """Start what ranks come from, which stays: only what an escape leaves behind is then new."""
+    it = problem("03.2")
+    run_case(it, Program(it.solution), it.cases()[0])
 
 
 def names(some: list[Escape]) -> list[str]:
@@ -29,7 +38,6 @@ def holds(escape: Escape, folder: Path) -> None:
     """What its head says stops it does so, with the guards in Python and without; nothing is left, or let out."""
     teachers = folder / "marks"
     teachers.write_text("TOP SECRET")
-    nursery()  # which stays
     before = set(psutil.Process().children(recursive=True))
     alone, guarded = escape.runs_alone(str(teachers)), escape.runs_guarded(str(teachers))
     for record, expected in ((alone, escape.alone), (guarded, escape.guarded)):

@@ -1,6 +1,6 @@
-"""It walks through the variables of the judge that it was forked with, to the seed of all inputs.
+"""It walks through the variables of the processes that it is a fork of, to the seed of all inputs.
 
-kernel alone    values: a rank forgets the seed, and draws others
+kernel alone    LookupError: no process before it had a seed
 with guards     Refused
 as a learner    rules
 """

@@ -1,7 +1,7 @@
 """It takes the pipe to the judge out of the group, and says that it sent nothing.
 
-kernel alone    values: the judge counts, and does not ask
-with guards     values: the judge counts, and does not ask
+kernel alone    Ended: it said what a rank cannot say
+with guards     Ended: it said what a rank cannot say
 as a learner    rules
 """
 
