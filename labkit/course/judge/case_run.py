@@ -72,6 +72,7 @@ def run_with_what_is_here(problem: Problem, program: Program, case: Case) -> Run
         waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
         undelivered=switch.undelivered() if ended == "finished" else {},
         unanswered=switch.unanswered() if ended == "finished" else {},
+        unwaited=switch.unwaited() if ended == "finished" else {},
         races=tuple(switch.races),
         flood=ranks.flood,
         mismatch=switch.mismatch,
