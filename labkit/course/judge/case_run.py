@@ -81,6 +81,7 @@ def run_from(origin: Nursery | None, problem: Problem, program: Program, case: C
         waits={**stacks, **switch.waits()} if ended in ("deadlock", "time-out") else {},
         undelivered=switch.undelivered() if ended == "finished" else {},
         unanswered=switch.unanswered() if ended == "finished" else {},
+        unwaited=switch.unwaited() if ended == "finished" else {},
         races=tuple(switch.races),
         flood=ranks.flood,
         mismatch=switch.mismatch,

@@ -178,7 +178,7 @@ def _alike(verdict: Verdict, record: RunRecord, theirs: Verdict, other: RunRecor
     if verdict.name == "values":
         return _faults(record) == _faults(other)
     if verdict.name == "liveness":
-        return (_waits(record), record.undelivered) == (_waits(other), other.undelivered)
+        return _left(record) == _left(other)
     if record.mismatch or other.mismatch:  # which two calls the message names depends on timing
         return bool(record.mismatch) == bool(other.mismatch)
     return (verdict.expected, verdict.seen, verdict.rank) == (theirs.expected, theirs.seen, theirs.rank)
@@ -192,8 +192,10 @@ def _faults(record: RunRecord) -> set[tuple[str, str]]:
     return {(fault.kind, fault.message) for fault in record.faults.values()}
 
 
-def _waits(record: RunRecord) -> dict[int, str]:
-    return {rank: wait.words for rank, wait in record.waits.items()}
+def _left(record: RunRecord) -> tuple[Any, ...]:
+    waits = {rank: wait.words for rank, wait in record.waits.items()}
+    unwaited = {rank: [operation.words for operation in left] for rank, left in record.unwaited.items()}
+    return waits, record.undelivered, unwaited
 
 
 def _explained(problem: Problem, verdict: Verdict, record: RunRecord) -> Verdict:

@@ -195,7 +195,7 @@ class JudgeWire:
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Going:
         """Receive the next message with this source and tag into `buffer`."""
         number = self._line.number()
-        self._line.tell("post", number, self.axis, self.ranks[source], tag, buffer.numel())
+        self._line.tell("post", number, self.axis, self.ranks[source], tag, line_of_attempt())
         return Going(self._line, number, buffer)
 
     def mark(self, words: str) -> None:

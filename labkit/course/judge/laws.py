@@ -1,6 +1,7 @@
 """Laws: what holds for the bytes and the order of every right answer, whatever its code looks like.
 
     sends(per_rank, words, ...)       bytes that each rank sends, to whom, with which verbs
+    by_axis(dp=sends(...), ...)       the same for each named group, and nothing over any other
     peak(limit, words)                bytes that a rank holds at its highest moment
     holds(kinds, words)               bytes by kind that are left at the end
     order(words, broken)              any law of what comes when, among the marks and messages of all ranks
@@ -15,6 +16,7 @@ tensors, which the probe in a rank counts exactly, and those of pages, which the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from labkit.course.exercises.problem import Complaint, Law
 from labkit.course.judge.case import Case
@@ -36,7 +38,6 @@ def sends(
     only: Collection[str] = (),
     to: Callable[[Case, int], Collection[int]] | None = None,
     messages: Callable[[Case, int], int] | None = None,
-    axis: str | None = None,
 ) -> Law:
     """Each rank sends as many bytes as `per_rank(case, rank)` says, exactly or between two limits.
 
@@ -46,7 +47,7 @@ def sends(
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank in range(record.case.n_ranks):
-            events = [event for event in record.sent(rank) if axis in (None, event.axis)]
+            events = record.sent(rank)
             for event in events:
                 if only and event.what not in only:
                     allowed = " and ".join(only)
@@ -68,6 +69,31 @@ def sends(
         return None
 
     return Law("wire", words, broken)
+
+
+def by_axis(**laws: Law) -> Law:
+    """What goes over the groups of each named axis keeps that axis's law, and nothing goes over any other group.
+
+    A group is known by the axis that the judge's wire has seen, so one that the attempt has made itself
+    (`Mesh.within`, `among`) is another one, or adds to the axis whose name it was given."""
+    words = "; ".join(f"along {axis}: {law.words}" for axis, law in laws.items())
+
+    def broken(record: RunRecord) -> Complaint | None:
+        for rank in range(record.case.n_ranks):
+            strays = [event for event in record.sent(rank) if event.axis not in laws]
+            if strays:
+                wanted, verb = f"nothing over groups other than {' and '.join(laws)}", strays[0].what
+                n_bytes = sum(event.n_bytes for event in strays)
+                seen = f"{verb} over {strays[0].axis!r}, {n_bytes:,} bytes in all"
+                return Complaint(wanted, seen, rank, tuple(event.number for event in strays))
+        for axis, law in laws.items():
+            along = replace(record, events=tuple(event for event in record.events if event.axis == axis))
+            complaint = law.broken(along)
+            if complaint is not None:
+                return complaint._replace(expected=f"{complaint.expected} along {axis}")
+        return None
+
+    return Law("wire", f"{words}; nothing over any other group", broken)
 
 
 def silent() -> Law:

@@ -88,7 +88,8 @@ class Fault(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The state of one rank when the run was ended: the call that it waited in, or the line that it executed."""
+    """The state of one rank when the run was ended: the call that it waited in, or the line that it executed; or an
+    operation that it never waited for, and the line that started it."""
 
     words: str
     line: int
@@ -117,6 +118,7 @@ class RunRecord:
     waits: Mapping[int, Wait] = field(default_factory=dict)
     undelivered: Mapping[tuple[int, int], int] = field(default_factory=dict)
     unanswered: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    unwaited: Mapping[int, Sequence[Wait]] = field(default_factory=dict)
     races: tuple[Race, ...] = ()
     flood: str = ""
     mismatch: str = ""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from labkit.comm.message import DTYPES, EAGER_BYTES, HEADER, MOST_DIMS
 from labkit.course.judge import late_imports
-from labkit.course.judge.judge_wire import PIECE_BYTES, ring_bytes, send
+from labkit.course.judge.judge_wire import ASIDE, PIECE_BYTES, ring_bytes, send
 from labkit.course.judge.run_record import Event, Race, Wait
 
 MOST_BYTES = 256 << 20
@@ -80,6 +80,7 @@ class Switch:
         self.ready: dict[tuple[int, int], bytes | str] = {}
         self.waiting: dict[int, tuple[int, int]] = {}
         self.names: dict[tuple[int, int], str] = {}
+        self.begun: dict[tuple[int, int], Wait] = {}
         self.small: dict[tuple[Any, ...], deque[Parcel]] = defaultdict(deque)
         self.expected: Counter[tuple[Any, ...]] = Counter()
         self.heads: dict[tuple[int, int], tuple[Any, ...]] = {}
@@ -134,6 +135,14 @@ class Switch:
         is answered."""
         return _counted(self.posted)
 
+    def unwaited(self) -> dict[int, list[Wait]]:
+        """For each rank, the operations that its attempt has started and never waited for, with the lines that started
+        them. Its tensors may still be read or written to after the attempt has returned."""
+        left: dict[int, list[Wait]] = defaultdict(list)
+        for (rank, _), operation in self.begun.items():
+            left[rank].append(operation)
+        return dict(left)
+
     # -- what ranks say ----------------------------------------------------------------------------------------------
 
     def _begin(self, rank: int, data: bytes) -> None:
@@ -161,7 +170,7 @@ class Switch:
                 self._event(rank, "message", "send", to, -announced, axis, tag >> 11, line)
             if size <= EAGER_BYTES:
                 self.small[axis, rank, to, tag >> 10].append(parcel)
-        self.names[rank, number] = f"rank {to} to receive its message (tag {tag >> 11})"
+        self._name(rank, number, f"rank {to} to receive its message (tag {tag >> 11})", axis, line, tag % 1024 == 0)
         self.sent[key].append(parcel)
         self.awaited[rank, number] = parcel, (key, line)
 
@@ -186,9 +195,9 @@ class Switch:
     def _changed(self, rank: int, data: bytes, number: int, line: int) -> None:
         self.races.append(Race(rank, self.names[rank, number], line))
 
-    def _post(self, rank: int, data: bytes, number: int, axis: str, source: int, tag: int, size: int) -> None:
+    def _post(self, rank: int, data: bytes, number: int, axis: str, source: int, tag: int, line: int) -> None:
         self._said_more()
-        self.names[rank, number] = f"a message from rank {source} (tag {tag >> 11})"
+        self._name(rank, number, f"a message from rank {source} (tag {tag >> 11})", axis, line, tag % 1024 == 0)
         key = (axis, source, rank, tag)
         self.posted[key].append((rank, number))
         self._match(key)
@@ -221,7 +230,7 @@ class Switch:
         self, rank: int, data: bytes, number: int, verb: str, axis: str, members: list[int], seq: int, op: str,
         source: int, dtype: str, shape: list[int], line: int,
     ) -> None:  # fmt: skip
-        self.names[rank, number] = f"the others in {verb}"
+        self._name(rank, number, f"the others in {verb}", axis, line)
         size = math.prod(shape) * getattr(torch, dtype).itemsize
         n_bytes = ring_bytes(verb, len(members), size, rank == source) + _said_by_sizes(shape)
         self._event(rank, "collective", verb, None, n_bytes, axis, line=line)
@@ -257,6 +266,7 @@ class Switch:
 
     def _wait(self, rank: int, data: bytes, number: int, line: int) -> None:
         self.waiting[rank] = (number, line)
+        self.begun.pop((rank, number), None)
         self.look(rank, "wait")
         self._answer(rank)
 
@@ -272,6 +282,12 @@ class Switch:
 
     def _print(self, rank: int, data: bytes, text: str) -> None:
         self.printed[rank] = (self.printed[rank] + text)[:MOST_PRINTED]
+
+    def _name(self, rank: int, number: int, words: str, axis: str, line: int, whole: bool = True) -> None:
+        """Give an operation its words. `whole` is False for a payload, which is waited for together with its header."""
+        self.names[rank, number] = words
+        if whole and (axis != ASIDE or line):
+            self.begun[rank, number] = Wait(words, line)
 
     # -- what ranks are told -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ values     the output equals that of one process, and the inputs are unchanged
 wire       the bytes that the judge carried are those of the law
 memory     the bytes that a rank held are within the law
 order      what must come first came first, and all ranks called the same collectives
-liveness   the run ended, and every message was received
+liveness   the run ended, every message was received, and all that was started was waited for
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from labkit.course.exercises.exercise_files import VERDICTS
 from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge import compare
 from labkit.course.judge.laws import modest, silent
-from labkit.course.judge.run_record import RunRecord
+from labkit.course.judge.run_record import RunRecord, Wait
 from labkit.launch.hang_diagnosis import name_ranks
 
 HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
 SAME_CALLS = "all ranks call the same collectives in the same order"
-ENDS = "it ends, and every message is received"
+ENDS = "it ends, every message is received, and what is started is waited for"
 LENT = "what is on its way is left alone until wait() returns"
+AWAITED = "every send, receive and collective that is started is waited for"
 MOST_SHOWN = 300
 
 
@@ -97,6 +98,8 @@ def _said(problem: Problem, record: RunRecord, name: str, complaint: Complaint |
     line = _line(record, complaint) if name != "values" else 0
     if name == "values" and complaint.expected == LENT:
         line = record.races[0].line
+    if complaint.expected == AWAITED:
+        line = _first_unwaited(record)[1].line
     if name == "values" and complaint.rank is not None and complaint.rank in record.faults:
         line = record.faults[complaint.rank].line
     expected, seen = complaint.expected[:MOST_SHOWN], complaint.seen[:MOST_SHOWN]
@@ -197,4 +200,22 @@ def _stuck(record: RunRecord) -> Complaint | None:
         message = "; ".join(f"{count} from rank {a} on rank {b}" for (a, b), count in record.unanswered.items())
         receiver = next(iter(record.unanswered))[1]
         return Complaint("every receive gets a message", f"asked for, and never sent: {message}", receiver)
+    if record.unwaited:
+        return _unwaited(record)
     return None
+
+
+def _unwaited(record: RunRecord) -> Complaint:
+    """The complaint about the first operation that a rank started and never waited for."""
+    rank, (words, line) = _first_unwaited(record)
+    where = f", started in line {line}" if line else ""
+    others = sum(map(len, record.unwaited.values())) - 1
+    count = f" (and {others} more on all ranks)" if others else ""
+    remedy = "keep what the call returns, and call wait() on it before you return"
+    marked = tuple(event.number for event in record.sent(rank) if event.line == line)
+    return Complaint(AWAITED, f"rank {rank} never waited for {words}{where}{count}: {remedy}", rank, marked)
+
+
+def _first_unwaited(record: RunRecord) -> tuple[int, Wait]:
+    rank, operations = min(record.unwaited.items())
+    return rank, operations[0]

@@ -24,7 +24,7 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
 
     The ranks stand in a line: rank 0 has nobody to its left, rank n-1 nobody to its right. Every k is at least
     `width`, and may differ by rank. Only the rows that are wanted travel, and a rank has handed over all its messages
-    before it waits for any of its neighbours'."""
+    before it waits for any of its neighbours'. Before it returns, it has waited for its own sends, too."""
     left, right = group.rank - 1, group.rank + 1
     going, coming = [], {}
     for peer, rows in ((left, x[:width]), (right, x[len(x) - width :])):

@@ -13,7 +13,7 @@ from labkit.comm.mesh import Mesh
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.judge.laws import by_axis, sends
 from labkit.plan.machine.collectives import sent_bytes
 from labkit.plan.partition.layout import Layout
 
@@ -83,7 +83,9 @@ PROBLEM = Problem(
     play=play,
     answer=answer,
     laws=(
-        sends(trunk, "over the wire between nodes each rank sends at most 2 (m-1)/m S/k bytes", axis="dp"),
-        sends(node, "inside its node each rank sends at most 2 (k-1)/k S bytes", axis="tp"),
+        by_axis(
+            dp=sends(trunk, "each rank sends at most 2 (m-1)/m S/k bytes between nodes"),
+            tp=sends(node, "at most 2 (k-1)/k S bytes inside its node"),
+        ),
     ),
 )

@@ -22,19 +22,22 @@ def naive_step(stage: nn.Module, x: Tensor | None, target: Tensor | None, group:
     Rank r holds stage r. Only rank 0 has x, only the last rank has the target (None elsewhere; in a world of 1 the one
     rank has both). The loss is `mse_loss` of the last stage's output; the last rank returns it, the others None.
     Afterwards every stage's parameters have their gradients. A rank sends its activation to the next rank and the
-    gradient of what it received to the one before: two messages at most, and nothing else."""
-    before, after = group.rank - 1, group.rank + 1
+    gradient of what it received to the one before: two messages at most, and nothing else. Wait for both before you
+    return."""
+    before, after, going = group.rank - 1, group.rank + 1, []
     taken: Any = group.recv(before).requires_grad_() if x is None else x
     y = stage(taken)
     if target is None:
-        group.send(y.detach(), after)
+        going.append(group.send(y.detach(), after))
         y.backward(group.recv(after))
         loss = None
     else:
         loss = mse_loss(y, target)
         loss.backward()
     if before >= 0:
-        group.send(taken.grad, before)
+        going.append(group.send(taken.grad, before))
+    for work in going:
+        work.wait()
     return loss
 
 

@@ -69,6 +69,7 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
     """Schedules that each have one thing wrong."""
     plain, cut, thin, together = one_f_one_b(p, m), zero_bubble(p, m), interleaved(p, m, 2), gpipe(p, m, (0,) * p)
     rank, i, last = draw.randrange(p), draw.randrange(m), p - 1
+    weights = [[Action("W", stage, micro) for micro in range(m)] for stage in range(p)]
     forwards = tuple(tuple(action for action in program if action.kind == "F") for program in plain.programs)
     waits = gpipe(p, m).programs[1:], tuple(Action(kind, 0, k) for k in range(m) for kind in "FB")
     return {
@@ -91,6 +92,10 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
         "nobody goes backward": replace(plain, programs=forwards),
         "nobody does anything": replace(plain, programs=((),) * p),
         "a gradient of weights is missing": without(cut, rank, Action("W", rank, i)),
+        "one gradient of weights, where no other backward is split": with_more(plain, rank, weights[rank][i]),
+        "only the first rank splits its backwards": with_more(plain, 0, *weights[0]),
+        "only the last rank splits its backwards": with_more(plain, last, *weights[last]),
+        "a gradient of weights of a micro-batch too many": with_more(cut, rank, Action("W", rank, m)),
         "interleaved, with a rank's stages the wrong way round": swapped(
             thin, rank, Action("F", rank, i), Action("F", rank + p, i)
         ),
@@ -108,9 +113,9 @@ def without(schedule: Schedule, rank: int, action: Action) -> Schedule:
     return on(schedule, rank, [other for other in schedule.programs[rank] if other != action])
 
 
-def with_more(schedule: Schedule, rank: int, action: Action) -> Schedule:
-    """The same schedule with one more action at the end."""
-    return on(schedule, rank, [*schedule.programs[rank], action])
+def with_more(schedule: Schedule, rank: int, *actions: Action) -> Schedule:
+    """The same schedule with more actions at the end of a rank's program."""
+    return on(schedule, rank, [*schedule.programs[rank], *actions])
 
 
 def on(schedule: Schedule, rank: int, program: list[Action]) -> Schedule:

@@ -14,7 +14,7 @@ from labkit.comm.mesh import Mesh
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, Star
 from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_calls, sends
+from labkit.course.judge.laws import by_axis, most_calls, sends
 from labkit.plan.partition.layout import Layout
 
 
@@ -24,7 +24,7 @@ def dp_tp_gradients(x: Tensor, target: Tensor, weights: dict[str, Tensor], mesh:
     The model is y = tanh((x * gain) up^T) down^T + bias, its loss mse_loss(y, target). The weights ask for
     gradients: "gain" [D] and "bias" [D], the same on all ranks; "up" [H/tp, D] and "down" [D, H/tp], this rank's part,
     the same in every copy. x and target [B, D] are the whole batch; copy mesh.dp.rank takes its B/dp rows, in order.
-    Talk along mesh.tp and mesh.dp, and send no weights, no hidden numbers and no rows of x."""
+    Talk along mesh.tp and mesh.dp only, and send no weights, no hidden numbers and no rows of x."""
     tp, dp = mesh.tp, mesh.dp
     rows, wanted = (tensor.chunk(dp.size)[dp.rank] for tensor in (x, target))
     term = torch.tanh((rows * weights["gain"]) @ weights["up"].T) @ weights["down"].T
@@ -120,9 +120,10 @@ PROBLEM = Problem(
     answer=answer,
     imports=("Mesh",),
     laws=(
-        sends(lambda case, rank: along(case, "tp"), "along tp: 2(n-1)/n of y's rows and a gradient [D]", axis="tp"),
-        sends(lambda case, rank: along(case, "dp"), "along dp: 2(n-1)/n of this rank's gradients", axis="dp"),
-        sends(lambda case, rank: 0, "nothing goes over the whole world", axis="world"),
+        by_axis(
+            tp=sends(lambda case, rank: along(case, "tp"), "2(n-1)/n of y's rows and a gradient [D]"),
+            dp=sends(lambda case, rank: along(case, "dp"), "2(n-1)/n of this rank's gradients"),
+        ),
     ),
     star=Star("what goes along dp can go at once", most_calls, lambda case: 3, BEST, "collectives"),
 )

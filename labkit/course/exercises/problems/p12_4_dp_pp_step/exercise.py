@@ -14,7 +14,7 @@ from labkit.comm.mesh import Mesh
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, sends
+from labkit.course.judge.laws import by_axis, order, sends
 from labkit.course.judge.run_record import RunRecord
 from labkit.plan.partition.layout import Layout
 
@@ -26,21 +26,22 @@ def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], me
     its ranks; only the first stage reads micros, only the last reads targets. A micro-batch's loss is `mse_loss`, a
     step's the mean over all micro-batches of all copies. Activations [B, D] and their gradients go along mesh.pp, to
     neighbours, each micro-batch's by itself, and each is passed on before the one ahead of it comes back; gradients of
-    parameters go along mesh.dp, once a step. Nothing goes over mesh.world."""
-    pp, m, held = mesh.pp, len(micros), []
-    last = pp.rank == pp.size - 1
+    parameters go along mesh.dp, once a step. Nothing goes over any other group, and every send is waited for."""
+    pp, last, held, going = mesh.pp, mesh.pp.rank == mesh.pp.size - 1, [], []
     for micro, target in zip(micros, targets, strict=True):
         x: Any = micro if pp.rank == 0 else pp.recv(pp.rank - 1).requires_grad_()
         y = stage(x)
-        held.append((x, mse_loss(y, target) / m if last else y))
+        held.append((x, mse_loss(y, target) / len(micros) if last else y))
         if not last:
-            pp.send(y.detach(), pp.rank + 1)
+            going.append(pp.send(y.detach(), pp.rank + 1))
     for x, y in held:
         y.backward(None if last else pp.recv(pp.rank + 1))
         if pp.rank > 0:
-            pp.send(x.grad, pp.rank - 1)
+            going.append(pp.send(x.grad, pp.rank - 1))
     for p in stage.parameters():
         p.grad = mesh.dp.all_reduce(p.grad, op="mean")  # type: ignore[arg-type]
+    for work in going:
+        work.wait()
 
 
 def cases() -> Sequence[Case]:
@@ -146,9 +147,10 @@ PROBLEM = Problem(
     answer=answer,
     imports=("Mesh",),
     laws=(
-        sends(along_pp, "along pp: m activations on, m gradients back", axis="pp", only=("send",)),
-        sends(along_dp, "along dp: 2(n-1)/n of the gradients of this stage, once a step", axis="dp"),
-        sends(lambda case, rank: 0, "nothing goes over the whole world", axis="world"),
+        by_axis(
+            pp=sends(along_pp, "m activations on, m gradients back", only=("send",)),
+            dp=sends(along_dp, "2(n-1)/n of the gradients of this stage, once a step"),
+        ),
         Law("wire", "a message along pp for each micro-batch", by_itself),
         order("each micro-batch is passed on before the one ahead of it comes back", enters_in_time),
     ),

@@ -21,7 +21,7 @@ def ragged_all_to_all(x: Tensor, send_rows: list[int], receive_rows: list[int], 
     x is cut along dim 0: part j has send_rows[j] rows, and s is their sum. receive_rows[i] rows come from rank i, and r
     is their sum; send_rows[me] = receive_rows[me] rows stay. Lengths differ, and may be 0: both sides know that, and no
     message is sent for such a part. Each other part goes straight to its rank, in one message. Use `send`,
-    `recv_start`, `recv` and `exchange` only."""
+    `recv_start`, `recv` and `exchange` only, and wait for all that you start before you return."""
     n, me = group.size, group.rank
     parts = x.split(send_rows)
     going = [group.send(parts[j], j) for j in range(n) if j != me and send_rows[j]]
