@@ -64,7 +64,7 @@ def cases() -> Sequence[Case]:
     return [
         Case.of(2, torch.float64, length=8, heads=2, width=5, order="contiguous"),
         Case.of(3, length=18, heads=2, width=4, order="zigzag"),
-        Case.of(4, torch.float64, length=160, heads=4, width=640, order="zigzag"),
+        Case.of(6, torch.float64, length=192, heads=4, width=800, order="zigzag"),
         Case.of(5, torch.float64, length=20, heads=1, width=6, order="contiguous").among(
             Case.of(4, torch.float64, length=12, heads=2, width=3, order="contiguous"),
             Case.of(3, torch.float64, length=9, heads=3, width=4, order="contiguous"),
