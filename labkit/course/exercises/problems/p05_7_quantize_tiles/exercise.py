@@ -57,7 +57,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 def halfway(case: Case) -> tuple[float, list[float]]:
     """A scale, and three numbers half way between two codes: divided by the scale, their products with it are exact.
-    Whoever multiplies by a reciprocal of the scale, or of 448, rounds twice, and takes one of them for its neighbour."""
+    To multiply by a reciprocal of the scale, or of 448, rounds twice, and makes of one of them its neighbour."""
     codes = torch.arange(8, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     between = (codes[1:] + codes[:-1]) / 2
 

@@ -88,9 +88,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         {
             "rows": [whole.chunk(case.n_ranks)[rank] for whole in done],
             "worked": sorted(
-                [*whole.shape, whole[0, 0].item()]
-                for whole, owner in zip(wholes, owners, strict=True)
-                if owner == rank
+                [*whole.shape, whole[0, 0].item()] for whole, owner in zip(wholes, owners, strict=True) if owner == rank
             ),
         }
         for rank in range(case.n_ranks)

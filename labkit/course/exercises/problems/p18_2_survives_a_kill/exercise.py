@@ -20,8 +20,8 @@ def save_step(disk: Any, step: int, content: bytes) -> None:
     disk.rename(old, new) replaces `new` if there is one, disk.delete(name) removes a file, and disk.names() lists all.
     The power can go after any of these, also within a write. Then the checkpoint of the highest step has to be whole,
     and at least as new as the last call that came to its end; and once there were two whole ones, there have to be two.
-    The next call finds what the cut has left, and is for a later step. After a call that came to its end, the disk holds
-    the last two checkpoints, one after the first call, and nothing else."""
+    The next call finds what the cut has left, and is for a later step. A call that comes to its end leaves the last two
+    checkpoints on the disk, the first call one, and nothing else."""
     disk.write("new", content)
     disk.sync("new")
     disk.rename("new", f"step-{step:06d}")
@@ -117,7 +117,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, contents: dict[int, bytes], n_saves: int, seed: int) -> Any:
-    """"survives", or what is wrong at the first cut that shows it; then what a run leaves that nobody cuts.
+    """ "survives", or what is wrong at the first cut that shows it; then what a run leaves that nobody cuts.
 
     Each cut is followed by a second one somewhere in the next saves, and by saves that nobody cuts. The first cuts come
     in a random order, so that nobody who counts the runs knows when the power goes."""

@@ -31,8 +31,8 @@ def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers, one in which two devices do, each in
-    its own way, and one where none does."""
+    """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers; one in which two devices flip
+    different bits, and one where none does."""
     return [
         Case.of(3, torch.float32, numel=600, how="flip", who=1),
         Case.of(4, torch.float32, numel=500, how="sign", who=2),

@@ -21,7 +21,7 @@ class OuterStep:
     """Ranks that trained alone agree: SGD with Nesterov momentum on the mean of how far they have come."""
 
     def __init__(self, weights: Tensor, lr: float, momentum: float, group: Group):
-        """weights: [k], on which all ranks agree at the start. They stay as they are here, and are trained in place later."""
+        """weights: [k], on which all ranks agree at the start. They stay as they are in here."""
         self.anchor, self.lr, self.momentum, self.group = weights.clone(), lr, momentum, group
         self.velocity = torch.zeros_like(weights)
 

@@ -36,8 +36,11 @@ def largest_batch(
 
 
 def cases() -> Sequence[Case]:
-    """Jobs in which memory, bytes or arithmetic bind, of products or of attention, or nothing fits; with few key heads."""
-    return [Case.of(1, bounds=("memory", "reading", "computing")), Case.of(1, bounds=("copied", "reading", "attending", "none"))]
+    """Jobs in which memory, bytes, or arithmetic of products or of attention binds, or nothing fits; few key heads."""
+    return [
+        Case.of(1, bounds=("memory", "reading", "computing")),
+        Case.of(1, bounds=("copied", "reading", "attending", "none")),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -63,7 +66,11 @@ def case_of(case: Case, bound: str, place: int) -> tuple[Any, ...]:
         second = sorted(limits.values())[1]
         apart = limits[least] * 1.2 < second and 0.02 < limits[least] % 1 < 0.98
         wanted = limits[least] < -0.05 if bound == "none" else limits[least] > 4 and apart
-        if wanted and (bound in (least, "none", "copied") or (bound == "attending" and least != "memory")) and limits[least] < 2000:
+        if (
+            wanted
+            and (bound in (least, "none", "copied") or (bound == "attending" and least != "memory"))
+            and limits[least] < 2000
+        ):
             return job
 
 
