@@ -16,7 +16,7 @@ from labkit.course.exercises.problems.p05_4_agree_on_overflow.exercise import sp
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import most_calls, sends
 
-SCALE, LR, MOST = 4096.0, 0.5, 1.0
+SCALE, LR, MOST = 4096.0, 0.5, 0.75
 SIZES = 2 * (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
 """About how large the norms of the gradients are: at the good steps, then at the bad ones, which are not finite."""
 

@@ -14,7 +14,7 @@ from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import sends
 
-STEPS = 9
+STEPS, QUIET, SPIKE = 12, (0, 2, 6, 7), 4
 
 
 class DelayedUnits:
@@ -50,11 +50,11 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Two tensors a step on each rank. Sizes drift, one rank has a spike in the fifth step, all have zeros in the
-    first and third; the larger tensor of a step is now the first and now the second."""
+    first, third, seventh and eighth; the larger tensor of a step is now the first and now the second."""
     sizes = [10 ** case.random(1, key=900 + step).item() for step in range(STEPS)]
 
     def tensors(rank: int, step: int) -> list[Tensor]:
-        size = sizes[step] * (200.0 if step == 4 and rank == case.n_ranks - 1 else 1.0) * (step not in (0, 2))
+        size = sizes[step] * (200.0 if step == SPIKE and rank == case.n_ranks - 1 else 1.0) * (step not in QUIET)
         two = [size * case.random(4, 5, key=100 * rank + 10 * step + i) for i in range(2)]
         two[step % 2] = two[step % 2] * 3.0
         two[step % 2][1, 2] = -9.0 * size * (1 + rank)
@@ -64,7 +64,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, length: int, steps: list[list[Tensor]]) -> Any:
-    """Nine steps of two tensors each: the codes and the scales."""
+    """Twelve steps of two tensors each: the codes and the scales."""
     scales, codes, made = [], [], attempt(length, group)
     for tensors in steps:
         for x in tensors:

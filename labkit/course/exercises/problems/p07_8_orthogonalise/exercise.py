@@ -39,7 +39,7 @@ def cases() -> Sequence[Case]:
         Case.of(1, torch.float64, rows=7, cols=12, steps=5, size=3.0),
         Case.of(1, torch.float64, rows=12, cols=7, steps=5, size=0.01),
         Case.of(1, torch.float64, rows=9, cols=9, steps=1, size=1.0),
-        Case.of(1, torch.float64, rows=3, cols=4, steps=3, size=0.0),
+        Case.of(1, rows=3, cols=4, steps=3, size=0.0),
         Case.of(1, torch.float64, rows=6, cols=900, steps=5, size=1.0),
         Case.of(1, torch.float64, rows=900, cols=6, steps=2, size=1.0),
     ]

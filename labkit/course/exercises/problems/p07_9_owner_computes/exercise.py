@@ -57,11 +57,11 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, pieces: list[Tensor]) -> Any:
-    """The rows of the answers, and the shapes of the matrices that this rank has worked on."""
-    worked: list[list[int]] = []
+    """The rows of the answers, and the shapes and first numbers of the matrices that this rank has worked on."""
+    worked: list[list[float]] = []
 
     def work(whole: Tensor) -> Tensor:
-        worked.append(list(whole.shape))
+        worked.append([*whole.shape, whole[0, 0].item()])
         return whole * whole.flip(0).cumsum(0)  # every row of the answer needs rows of other ranks
 
     rows = attempt(pieces, work, group)
@@ -87,7 +87,9 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [
         {
             "rows": [whole.chunk(case.n_ranks)[rank] for whole in done],
-            "worked": sorted(list(whole.shape) for whole, owner in zip(wholes, owners, strict=True) if owner == rank),
+            "worked": sorted(
+                [*whole.shape, whole[0, 0].item()] for whole, owner in zip(wholes, owners, strict=True) if owner == rank
+            ),
         }
         for rank in range(case.n_ranks)
     ]

@@ -64,7 +64,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
     ) -> list[Any]:
         steps = []
         for k in range(n_steps):
-            n_bad = dice.randint(1, 50) if bad(k) else 0
+            n_bad = dice.choice((1, 1, 2, 50)) if bad(k) else 0
             counts = histogram(dice, centre, lost(k) * dice.uniform(0.98, 1.02), edge)
             steps.append((scale(k), n_bad, histogram(dice, centre, after) if n_bad and after else counts))
         return steps
@@ -75,6 +75,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         "at first each step overflows, until the scale is found": job(
             lambda k: k < 8, scale=lambda k: 2.0 ** max(15, 24 - k)
         ),
+        "a row that begins in the first steps: two of it count": job(lambda k: k < 12),
         "two skipped steps in a row, once": job(lambda k: k in (late, late + 1)),
         "one step in ten is skipped": job(lambda k: k in many[1:]),
         "a little less than five percent lost": job(lost=lambda k: 0.047),
@@ -95,10 +96,14 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         "one step in six is skipped": job(lambda k: k % 6 == 4),
         "one more than one step in ten is skipped": job(lambda k: k in many),
         "three skipped in a row, and no others": job(lambda k: late <= k < late + 3),
+        "the first three steps that count are skipped": job(lambda k: WARM <= k < WARM + 3),
         "the last three steps are skipped": job(lambda k: k >= n_steps - 3),
         "every step is skipped from some step on": job(lambda k: k >= late),
         "one bad number in every step": job(lambda k: True),
         "the scale falls below 1, and nothing is skipped any more": job(scale=lambda k: 2.0 ** (9 - k // 5)),
+        "a scale below 1, in a step that is skipped": job(
+            lambda k: k == late, scale=lambda k: 0.5 if k == late else 4.0
+        ),
         "a scale below 1, for three steps": job(scale=lambda k: 0.5 if late <= k < late + 3 else 4.0),
         "overflow, and lost in the steps between": job(lambda k: k % 15 == 12, lost=lambda k: 0.08),
     }

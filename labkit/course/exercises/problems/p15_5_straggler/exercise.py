@@ -32,21 +32,23 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Jobs with a rank that computes slowly, a rank that is busy between steps, ranks that take turns in being slow, a
-    rank that stops once for long, or a rank that is slow in exactly half of the steps."""
+    rank that stops once for long, or a rank that is slow in exactly half of the steps, or in one more."""
     dice, jobs = random.Random(case.seed), []
     for number in range(case["n_jobs"]):
         n, n_steps = dice.randint(*case["ranks"]), dice.randint(9, 15)
         slow, stops, at = dice.randrange(n), dice.randrange(n), dice.randrange(n_steps)
-        kind = ("computes", "between", "jitter", "one stop", "half")[number % 5]
+        kind = ("computes", "between", "jitter", "one stop", "half", "one more")[number % 6]
         if kind == "half":  # exactly half of the steps, which is not more than half
             n_steps, stops, at = 2 * dice.randint(5, 7), slow, 0
+        elif kind == "one more":
+            n_steps, stops, at = 2 * dice.randint(5, 7) + 1, slow, 0
         turn = dice.randrange(n)
         now, clocks = 0.0, [dice.uniform(0, 1000) for _ in range(n)]
         trace: list[list[tuple[float, float, float]]] = [[] for _ in range(n)]
         for step in range(n_steps):
             begins, arrives = [now] * n, [0.0] * n
             late = slow if kind != "jitter" else (turn + step) % n
-            if kind == "half" and step % 2:
+            if kind in ("half", "one more") and step % 2:
                 late = (slow + 1 + step % (n - 1)) % n
             for rank in range(n):
                 work = dice.uniform(0.8, 1.0) + (0.3 if rank == late and kind != "between" else 0)

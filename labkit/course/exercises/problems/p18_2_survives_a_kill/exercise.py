@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.case import Case
@@ -18,8 +19,9 @@ def save_step(disk: Any, step: int, content: bytes) -> None:
     disk.write(name, content) makes or replaces a file, disk.sync(name) returns when all of it is on the disk,
     disk.rename(old, new) replaces `new` if there is one, disk.delete(name) removes a file, and disk.names() lists all.
     The power can go after any of these, also within a write. Then the checkpoint of the highest step has to be whole,
-    and at least as new as the last call that came to its end; and from the second call on there have to be
-    two whole ones. After a call nothing else is left on the disk."""
+    and at least as new as the last call that came to its end; and once there were two whole ones, there have to be two.
+    The next call finds what the cut has left, and is for a later step. A call that comes to its end leaves the last two
+    checkpoints on the disk, the first call one, and nothing else."""
     disk.write("new", content)
     disk.sync("new")
     disk.rename("new", f"step-{step:06d}")
@@ -28,21 +30,36 @@ def save_step(disk: Any, step: int, content: bytes) -> None:
         disk.delete(old)
 
 
-MOST = 200
-"""Operations that a run may need."""
+MOST, LATER = 300, 6
+"""Operations that a run may need, and how many steps there are beyond those of the first run."""
 
 
-class PowerCut(Exception):
-    """The power has gone."""
+class PowerCut(BaseException):
+    """The power has gone. No `except Exception` goes on without it."""
+
+
+class Handle(NamedTuple):
+    """What an attempt has of a disk: its five operations, and neither its power nor its content."""
+
+    write: Any
+    sync: Any
+    rename: Any
+    delete: Any
+    names: Any
 
 
 class Disk:
-    """A disk in memory. After `left` operations that change it the power goes."""
+    """A disk in memory. After `left` operations that change it the power goes, until somebody sets `left` anew."""
 
-    def __init__(self, left: int, seed: int):
-        self.left, self.dice = left, random.Random(seed)
+    def __init__(self, seed: int):
+        self.left, self.dice = MOST, random.Random(seed)
         self.now: dict[str, bytes] = {}
         self.synced: dict[str, bytes] = {}
+
+    @property
+    def handle(self) -> Handle:
+        """The operations alone."""
+        return Handle(self.write, self.sync, self.rename, self.delete, self.names)
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace a file. It is not on the disk before `sync`."""
@@ -73,71 +90,95 @@ class Disk:
         self.dice.shuffle(names)
         return names
 
+    def start(self, left: int = MOST) -> None:
+        """The power is back: what was not synced is lost."""
+        self.left, self.now = left, dict(self.synced)
+
     def _spend(self) -> None:
-        if not self.left:
-            raise PowerCut
         self.left -= 1
+        if self.left < 0:
+            raise PowerCut
 
 
 def cases() -> Sequence[Case]:
     """Runs that save several times. In the second, steps have more and more digits; in the third, names do."""
     return [
-        Case.of(1, first=1, every=1, n_saves=4),
+        Case.of(1, first=1, every=1, n_saves=6),
         Case.of(1, first=7, every=33, n_saves=5),
         Case.of(1, first=999_998, every=1, n_saves=4),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The steps, the contents, and a seed for what a cut leaves."""
+    """The checkpoints by step, how many of them are saved before the power goes, and a seed for what a cut leaves."""
     dice = case.dice
-    steps = [case["first"] + k * case["every"] for k in range(case["n_saves"])]
-    return [(steps, [dice.randbytes(40) for _ in steps], dice.randrange(10**6))]
+    steps = [case["first"] + k * case["every"] for k in range(case["n_saves"] + LATER)]
+    return [({step: dice.randbytes(40) for step in steps}, case["n_saves"], dice.randrange(10**6))]
 
 
-def play(attempt: Any, group: Any, steps: list[int], contents: list[bytes], seed: int) -> Any:
-    """What is wrong at the first cut that shows it, or "survives"; then what a run leaves that nobody cuts."""
-    whole, ended = run(attempt, steps, contents, Disk(MOST, seed))
-    left = sorted([name, content.hex()] for name, content in whole.synced.items())
-    if ended < len(steps):
-        return ["a save does not come to its end", left]
-    for cut in range(MOST - whole.left):
-        disk, ended = run(attempt, steps, contents, Disk(cut, seed + cut))
-        fault = damage(disk, steps, contents, ended)
-        if fault:
-            return [f"power cut after {cut} operations, in save number {ended + 1}: {fault}", left]
-    return ["survives", left]
+def play(attempt: Any, group: Group, contents: dict[int, bytes], n_saves: int, seed: int) -> Any:
+    """ "survives", or what is wrong at the first cut that shows it; then what a run leaves that nobody cuts.
+
+    Each cut is followed by a second one somewhere in the next saves, and by saves that nobody cuts. The first cuts come
+    in a random order, so that nobody who counts the runs knows when the power goes."""
+    steps, dice = list(contents), random.Random(seed)
+    disk = Disk(seed)
+    fault = next(filter(None, [run(attempt, disk, [step], contents) for step in steps[:n_saves]]), "")
+    left = sorted([name, content.hex()] for name, content in disk.synced.items())
+    if fault or disk.left < 0:
+        return [fault or "a save does not come to its end", left]
+    n_operations, faults = MOST - disk.left, dict[int, str]()
+    for cut in dice.sample(range(n_operations), n_operations):
+        disk, todo = Disk(seed + cut), steps[:n_saves]
+        for power in (cut, dice.randrange(n_operations // 2), MOST):
+            disk.start(power)
+            if fault := run(attempt, disk, todo, contents):
+                faults[cut] = fault
+                break
+            newest = max((step for step in steps if name_of(step) in disk.synced), default=0)
+            todo = [step for step in steps if step > newest][1:3]  # not the step that was cut
+    return [f"power cut after {min(faults)} operations: {faults[min(faults)]}" if faults else "survives", left]
 
 
-def run(attempt: Any, steps: list[int], contents: list[bytes], disk: Disk) -> tuple[Disk, int]:
-    """Save step by step until the power goes; the disk, and how many saves came to their end."""
-    ended = 0
-    try:
-        for step, content in zip(steps, contents, strict=True):
-            attempt(disk, step, content)
-            ended += 1
-    except PowerCut:
-        pass
-    return disk, ended
+def run(attempt: Any, disk: Disk, steps: list[int], contents: dict[int, bytes]) -> str:
+    """Save step by step until the power goes, from what is on the disk; what is wrong then, or after a save, or ""."""
+    ended = whole(disk, contents)
+    for step in steps:
+        try:
+            attempt(disk.handle, step, contents[step])
+        except PowerCut:
+            return damage(disk, contents, ended)
+        ended = [*ended, step][-2:]
+        if sorted(disk.synced) != sorted(map(name_of, ended)) or damage(disk, contents, ended):
+            return f"after the save of step {step} it has {', '.join(sorted(disk.synced))}, not all of them whole"
+    return ""
 
 
-def damage(disk: Disk, steps: list[int], contents: list[bytes], ended: int) -> str:
-    """What is wrong with the disk after a cut, if `ended` saves had come to their end; "" for nothing."""
-    names = [f"step-{step:06d}" for step in steps]
-    wanted = dict(zip(names, contents, strict=True))
-    there = [name for name in names if name in disk.synced]
-    whole = [name for name in there if disk.synced[name] == wanted[name]]
-    if there and there[-1] not in whole:
-        return f"{there[-1]} is not whole"
-    if ended and not set(names[ended - 1 :]) & set(whole):
+def damage(disk: Disk, contents: dict[int, bytes], ended: list[int]) -> str:
+    """What is wrong with a disk on which the saves of these steps have come to their end, at most the last two counted;
+    "" for nothing."""
+    there, sound = [step for step in contents if name_of(step) in disk.synced], whole(disk, contents)
+    if there and there[-1] not in sound:
+        return f"{name_of(there[-1])} is not whole"
+    if ended and max(sound, default=0) < ended[-1]:
         return "the checkpoint of the last save that came to its end is gone"
-    return f"{len(whole)} whole checkpoint is there, and not two" if ended > 1 and len(whole) < 2 else ""
+    return f"{len(sound)} whole checkpoint is there, and not two" if len(sound) < len(ended[-2:]) else ""
+
+
+def whole(disk: Disk, contents: dict[int, bytes]) -> list[int]:
+    """The steps whose checkpoints are whole on the disk, in order."""
+    return [step for step, content in contents.items() if disk.synced.get(name_of(step)) == content]
+
+
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step-{step:06d}"
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """It survives, and the last two are there."""
-    steps, contents, _ = inputs[0]
-    last = [[f"step-{step:06d}", content.hex()] for step, content in zip(steps, contents, strict=True)][-2:]
+    contents, n_saves, _ = inputs[0]
+    last = [[name_of(step), content.hex()] for step, content in contents.items()][n_saves - 2 : n_saves]
     return [["survives", sorted(last)]]
 
 

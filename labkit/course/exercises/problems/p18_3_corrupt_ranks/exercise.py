@@ -31,23 +31,27 @@ def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 3 and 4 ranks in which a device flips a bit or mixes up two numbers, and some where none does."""
+    """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers; one in which two devices flip
+    different bits, and one where none does."""
     return [
         Case.of(3, torch.float32, numel=600, how="flip", who=1),
         Case.of(4, torch.float32, numel=500, how="sign", who=2),
         Case.of(3, torch.float32, numel=700, how="late", who=1),
         Case.of(4, torch.float32, numel=900, how="swap", who=3),
         Case.of(3, torch.float32, numel=500, how="flip", who=0),
+        Case.of(5, torch.float32, numel=500, how="two", who=3),
+        Case.of(4, torch.float32, numel=500, how="zero", who=1),
         Case.of(4, torch.float32, numel=500, how="none", who=0),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The same numbers for all ranks, and what a device made of them on one."""
+    """The same numbers for all ranks, and what a device made of them on one, or on two."""
     sound, dice = case.random(case["numel"]), case.dice
-    wrong = sound.clone()
-    first, second = sorted(dice.sample(range(100), 2))
-    if case["how"] == "flip":
+    first, second = sorted(dice.sample(range(case["numel"] // 2), 2))
+    sound[second + 1] = 0.0
+    wrong, also_wrong = sound.clone(), sound.clone()
+    if case["how"] in ("flip", "two"):
         wrong.view(torch.int32)[first] ^= 1  # the lowest bit
     elif case["how"] == "sign":  # which no size shows
         wrong[first] *= -1
@@ -55,7 +59,12 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         wrong.view(torch.int32)[-1 - first] ^= 1
     elif case["how"] == "swap":
         wrong[[first, second]] = sound[[second, first]]
-    return [((wrong if rank == case["who"] else sound).clone(),) for rank in range(case.n_ranks)]
+    elif case["how"] == "zero":  # -0.0, which equals 0.0 as a number
+        wrong[second + 1] *= -1
+    if case["how"] == "two":
+        also_wrong.view(torch.int32)[second] ^= 1 << 12
+    held = {case["who"]: wrong, case["who"] - 2: also_wrong}
+    return [(held.get(rank, sound).clone(),) for rank in range(case.n_ranks)]
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

@@ -21,16 +21,17 @@ class OuterStep:
     """Ranks that trained alone agree: SGD with Nesterov momentum on the mean of how far they have come."""
 
     def __init__(self, weights: Tensor, lr: float, momentum: float, group: Group):
-        """weights: [k], on which all ranks agree at the start; they stay as they are."""
+        """weights: [k], on which all ranks agree at the start. They stay as they are in here."""
         self.anchor, self.lr, self.momentum, self.group = weights.clone(), lr, momentum, group
         self.velocity = torch.zeros_like(weights)
 
     def agree(self, weights: Tensor) -> Tensor:
         """What this rank has come to -> the weights with which every rank goes on.   [k] -> [k]
 
-        The gradient is the mean over ranks of (weights agreed on last - weights now). The velocity is momentum x
-        velocity + gradient, zero before the first meeting. The step goes lr x (gradient + momentum x new velocity) down
-        from the weights agreed on last. `weights` stay as they are; 2(n-1)/n of their bytes are sent by all_reduce."""
+        From the weights agreed on last, one step of SGD as torch.optim.SGD takes it with `lr`, `momentum` and
+        nesterov=True: its momentum begins at the first meeting and is kept for the next. The gradient is the mean over
+        ranks of how far the weights agreed on last lie from those now. `weights` stay as they are, and what is returned
+        is trained in place until the next meeting. 2(n-1)/n of the bytes of `weights` are sent, by one all_reduce."""
         gradient = self.group.all_reduce(self.anchor - weights) / self.group.size
         self.velocity = self.momentum * self.velocity + gradient
         self.anchor = self.anchor - self.lr * (gradient + self.momentum * self.velocity)
@@ -58,12 +59,17 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, start: Tensor, lr: float, momentum: float, moves: list[Tensor]) -> Any:
-    """The weights after each meeting."""
-    outer, weights, met = attempt(start, lr, momentum, group), start, []
+    """The weights after each meeting, and if what was handed over stayed as it was. Ranks train in place."""
+    weights, met, kept = start.clone(), list[Tensor](), True
+    outer = attempt(weights, lr, momentum, group)
     for move in moves:
-        weights = outer.agree(weights + move)
+        weights += move
+        came = weights.clone()
+        agreed = outer.agree(weights)
+        kept = kept and torch.equal(weights, came)
+        weights = agreed
         met.append(weights.clone())
-    return met
+    return {"met": met, "weights stay as they are": kept}
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
@@ -76,7 +82,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         anchor.grad = -torch.stack([moves[meeting] for *_, moves in inputs]).mean(0)
         optimizer.step()
         met.append(anchor.detach().clone())
-    return [met] * case.n_ranks
+    return [{"met": met, "weights stay as they are": True}] * case.n_ranks
 
 
 PROBLEM = Problem(

@@ -15,8 +15,8 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.laws import peak, sends
 
 PADDING = 3
-NOISE_BYTES = 4 << 20  # products of matrices take room of their own, once
 """The sequence is padded in front by so many positions, which neither see nor are seen."""
+NOISE_BYTES = 4 << 20  # products of matrices take room of their own, once
 MOST_MEANS, ROOM_BYTES = 8, 64 << 10
 
 
@@ -41,9 +41,10 @@ def merge_blocks(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 5 ranks; `tokens` a rank, whose keys come in `pieces`; all scores of a head are near +-`far`."""
+    """Worlds of 1 to 5 ranks; `tokens` a rank, whose keys come in `pieces`; all scores of a head are near +-`far`.
+    In the first, all blocks together have 24 MB, of which 8 may be held, noise included."""
     return [
-        Case.of(3, torch.float64, heads=16, tokens=24, width=160, pieces=4, far=800),
+        Case.of(3, torch.float64, heads=16, tokens=48, width=80, pieces=16, far=800),
         Case.of(2, heads=6, tokens=20, width=48, pieces=5, far=120),
         Case.of(4, torch.float64, heads=4, tokens=18, width=32, pieces=3, far=1500).among(
             Case.of(5, torch.float64, heads=2, tokens=15, width=32, pieces=3, far=1500)

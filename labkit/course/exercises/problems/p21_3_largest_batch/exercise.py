@@ -36,8 +36,11 @@ def largest_batch(
 
 
 def cases() -> Sequence[Case]:
-    """Jobs in which memory, bytes or arithmetic bind, or nothing fits; with few key heads."""
-    return [Case.of(1, bounds=("memory", "reading", "computing")), Case.of(1, bounds=("copied", "reading", "none"))]
+    """Jobs in which memory, bytes, or arithmetic of products or of attention binds, or nothing fits; few key heads."""
+    return [
+        Case.of(1, bounds=("memory", "reading", "computing")),
+        Case.of(1, bounds=("copied", "reading", "attending", "none")),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
@@ -56,12 +59,18 @@ def case_of(case: Case, bound: str, place: int) -> tuple[Any, ...]:
         device = {"memory_bytes": draw.uniform(2e10, 2e11), "bytes_per_s": draw.uniform(1e12, 6e12),
                   "flops_per_s": draw.uniform(5e13, 1e15)}  # fmt: skip
         job = (model, draw.randrange(300, 9000), n, device, draw.uniform(0.005, 0.2))
+        if bound == "attending":  # many query heads share a key head, and the device is poor in arithmetic
+            model["heads"], device["flops_per_s"] = keys * n * 32, draw.uniform(5, 8) * device["bytes_per_s"]
         limits = bounds(*job)
         least = min(limits, key=lambda name: limits[name])
         second = sorted(limits.values())[1]
         apart = limits[least] * 1.2 < second and 0.02 < limits[least] % 1 < 0.98
         wanted = limits[least] < -0.05 if bound == "none" else limits[least] > 4 and apart
-        if wanted and bound in (least, "none", "copied") and limits[least] < 2000:
+        if (
+            wanted
+            and (bound in (least, "none", "copied") or (bound == "attending" and least != "memory"))
+            and limits[least] < 2000
+        ):
             return job
 
 
