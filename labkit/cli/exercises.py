@@ -101,7 +101,9 @@ def build(
 def grade(
     folder: Annotated[Path, typer.Argument(help="Submissions: a folder for each student, or a notebook for each.")],
     to: Annotated[Path, typer.Option(help="Where the table goes; .json beside it.")] = Path("grades.csv"),
-    seed: Annotated[int | None, typer.Option(help="The same hidden cases each time; drawn once if not given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the hidden cases; by default that of the table it replaces, or a new one.")
+    ] = None,
     exercise: Annotated[
         list[str] | None, typer.Option(help="Only this one, 03.2; everybody gets a row for it.")
     ] = None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import queue
-import secrets
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -29,8 +29,9 @@ from rich.progress import Progress
 
 from labkit.course.classroom.bubble import new_server, works
 from labkit.course.classroom.file_names import shown
+from labkit.course.classroom.private_files import open_to_others
+from labkit.course.classroom.seed import check_seed, new_seed
 from labkit.course.classroom.submission import (
-    MOST_SEED,
     UNREAD,
     Outcome,
     judged,
@@ -41,7 +42,7 @@ from labkit.course.classroom.submission import (
     text_of,
     unjudged,
 )
-from labkit.course.classroom.table import ExerciseResult, Table, files_of
+from labkit.course.classroom.table import ExerciseResult, Table, files_of, seed_kept
 from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt
@@ -105,7 +106,9 @@ def grade(
     """Judge what a class has handed in.
 
     to        a CSV to write; beside it one with a row for each student, and all as JSON. Also after an interruption
-    seed      of the hidden cases, the same for all students; drawn at random if not given. It is kept in the table
+    seed      of the hidden cases, the same for all students. It is kept in the table, and if it is not given, that of
+              the table which `to` replaces is taken: so who is judged again meets the same cases. Without such a table,
+              and where others may have read it, one is drawn
     keys      the exercises that were asked for: a student without one of them gets a row that says so. None: whatever
               the notebooks define
     jobs      how many attempts are judged at the same time
@@ -115,15 +118,16 @@ def grade(
     ValueError for a folder without submissions, a place where no CSV can be written, an unknown exercise, a seed below
     0, jobs below 1, and a machine whose kernel does not confine students' programs."""
     began = time.perf_counter()
-    if seed is not None and not 0 <= seed < MOST_SEED:
-        raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
+    check_seed(seed)
     if not 1 <= jobs <= MOST_JOBS:
         raise ValueError(f"jobs is how many attempts are judged at once, 1 to {MOST_JOBS}, got {jobs}")
     asked = problems() if keys is None else tuple(problem(key) for key in dict.fromkeys(keys))
     notebooks = submissions(folder)
     if to is not None:
         _check_place(to, folder)
-    drawn = secrets.randbits(48) if seed is None else seed
+    kept = seed_kept(to) if to is not None and seed is None else None
+    drawn = next(number for number in (seed, kept, new_seed()) if number is not None)
+    remarks = tuple(_remarks(to, seed, kept)) if to is not None else ()
     rows: list[ExerciseResult] = []
     tasks: list[Task] = []
     for student, paths in notebooks.items():
@@ -133,7 +137,7 @@ def grade(
         if tasks:
             _judge(tasks, drawn, jobs, progress, unconfined, outcomes)
     finally:
-        table = Table(_rows(rows, tasks, outcomes), drawn, time.perf_counter() - began)
+        table = Table(_rows(rows, tasks, outcomes), drawn, time.perf_counter() - began, remarks)
         if to is not None:
             table.write(to)
     return table
@@ -266,6 +270,17 @@ def _notebooks(folder: Path) -> Iterator[Path]:
     yield from closed
 
 
+def _remarks(to: Path, seed: int | None, kept: int | None) -> Iterator[str]:
+    """What a teacher ought to know of the place where the grades go."""
+    place, plain = to.resolve().parent, files_of(to)[2]
+    if open_to_others(place, stat.S_IWGRP):
+        yield f"others may write in {place}, and so put other files in place of your grades: name a folder of your own"
+    if kept is not None:
+        yield f"the hidden cases are those of the earlier {plain.name}; --seed with another number draws others"
+    elif seed is None and plain.exists():
+        yield f"the hidden cases are new: others may have read the seed in the earlier {plain.name}, or it held none"
+
+
 def _check_place(to: Path, folder: Path) -> None:
     """ValueError, before anything is judged, if the CSV cannot be written there."""
     if to.suffix != ".csv":
@@ -274,8 +289,12 @@ def _check_place(to: Path, folder: Path) -> None:
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{to} cannot be written: {place} is no folder that you can write to")
     for file in files_of(to):
+        if file.is_symlink():
+            raise ValueError(f"{file} is a symbolic link, and grades go into no file of another name: remove it")
         if file.exists() and not (file.is_file() and os.access(file, os.W_OK)):
             raise ValueError(f"{file} cannot be written: it is there already, and no file that you can write to")
+        if file.exists() and os.geteuid() not in (0, file.stat().st_uid):
+            raise ValueError(f"{file} belongs to another user, and grades are to be yours alone: name another place")
     # links among the submissions are not asked: they may lead anywhere, and nobody's notebooks are read through them
     if place != home and place.is_relative_to(home) and not place.relative_to(home).parts[0].startswith("."):
         raise ValueError(f"{to} is in a student's folder, where nothing is written: name another place")

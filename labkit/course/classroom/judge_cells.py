@@ -10,7 +10,6 @@ nbgrader gives full points to a check cell without an error in its output, and n
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Mapping
 from functools import cache
@@ -28,6 +27,7 @@ from traitlets import Bool, Integer
 
 from labkit.course.classroom.file_names import shown
 from labkit.course.classroom.nbgrader_course import key_of, schema
+from labkit.course.classroom.seed import new_seed
 from labkit.course.classroom.submission import MOST_BYTES, Outcome, defined, judged, modest, plain, read
 from labkit.course.exercises.catalogue import problem
 from labkit.course.judge.prefork import prefork_server
@@ -193,7 +193,7 @@ def output(outcome: Outcome, points: float) -> NotebookNode:
 
 @cache
 def _drawn() -> int:
-    return secrets.randbits(48)
+    return new_seed()
 
 
 def _after(nb: NotebookNode, name: str) -> int:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import secrets
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -22,7 +22,9 @@ from typing import Any
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit.course.classroom.submission import MOST_SEED, points_of
+from labkit.course.classroom.private_files import open_to_others, write_private
+from labkit.course.classroom.seed import check_seed, new_seed
+from labkit.course.classroom.submission import points_of
 from labkit.course.exercises.build import KERNEL, Written, digest, write
 from labkit.course.exercises.catalogue import problem, problems
 from labkit.course.exercises.exercise_card import Card
@@ -71,17 +73,19 @@ c.JudgeCells.seed = $seed
 
 @dataclass(frozen=True)
 class Course:
-    """The result of `build`: the folder, its files, and the assignments as (name, exercises, points)."""
+    """The result of `build`: the folder, its files, the assignments as (name, exercises, points), and what the
+    instructor ought to know besides."""
 
     folder: Path
     written: tuple[Written, ...]
     assignments: tuple[tuple[str, int, int], ...]
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"{name}: {plural(n, 'exercise')}, {plural(points, 'point')}" for name, n, points in self.assignments]
         kept = [f"kept as it was: {file.path}" for file in self.written if file.kept]
         first = self.assignments[0][0]
-        return "\n".join([*rows, *kept, f"next: cd {self.folder}; nbgrader generate_assignment {first}"])
+        return "\n".join([*rows, *kept, *self.remarks, f"next: cd {self.folder}; nbgrader generate_assignment {first}"])
 
 
 def build(
@@ -91,7 +95,8 @@ def build(
     seed: int | None = None,
     force: bool = False,
 ) -> Course:
-    """Write a course into a folder, which is created if needed.
+    """Write a course into a folder. One that is not there is created, for its owner alone: nbgrader's grade book and
+    feedback lie in it, and the seed.
 
     labs    titles ("03_collectives") or numbers ("03"); those without exercises are left out. None: all
     keys    only these exercises ("03.2"); None: all of the labs
@@ -101,8 +106,7 @@ def build(
     ValueError without nbgrader, without exercises, for a seed that is no whole number from 0 on, and for a folder that
     is a file."""
     validator = needed("nbgrader.nbgraderformat").MetadataValidator()
-    if seed is not None and not 0 <= seed < MOST_SEED:
-        raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
+    check_seed(seed)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder for the course")
     known = tuple(dict.fromkeys(entry.lab for entry in problems()))
@@ -113,6 +117,9 @@ def build(
     if not exercises_by_lab:
         asked = ", ".join(titles) or "no lab at all"
         raise ValueError(f"no exercises for {asked}; there are some for {', '.join(known)}")
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
     written, assignments = [_config(folder, seed, force)], []
     for title, exercises in exercises_by_lab.items():
         instructor_notebook = notebook(title, exercises)
@@ -121,7 +128,7 @@ def build(
         stem = title if "_" in title else f"{number(title)}_exercises"
         written.append(write(folder / "source" / name / f"{stem}.ipynb", instructor_notebook, force))
         assignments.append((name, len(exercises), sum(map(points_of, exercises))))
-    return Course(folder, tuple(written), tuple(assignments))
+    return Course(folder, tuple(written), tuple(assignments), tuple(_remarks(folder)))
 
 
 def number(title: str) -> str:
@@ -212,12 +219,16 @@ def schema() -> int:
     return int(needed("nbgrader.nbgraderformat").SCHEMA_VERSION)
 
 
+def _remarks(folder: Path) -> Iterator[str]:
+    if open_to_others(folder, stat.S_IXGRP):
+        yield f"others may enter {folder}, where the seed and all grades are: chmod 700 {folder}"
+
+
 def _config(folder: Path, seed: int | None, force: bool) -> Written:
     path = folder / "nbgrader_config.py"
     if path.exists() and not force:
         return Written(path, True)
     course = re.sub(r"[^\w-]+", "_", folder.resolve().name) or "labkit"
-    drawn = secrets.randbits(48) if seed is None else seed
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(CONFIG.substitute(course=course, stub=STUB, seed=drawn), encoding="utf-8")
+    drawn = new_seed() if seed is None else seed
+    write_private(path, CONFIG.substitute(course=course, stub=STUB, seed=drawn))
     return Written(path, False)

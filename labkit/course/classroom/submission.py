@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.course.classroom.file_names import shown
+from labkit.course.classroom.seed import exercise_seed
 from labkit.course.exercises.problem import Problem
 from labkit.course.judge.attempt import Attempt, attempt_in, blocks_of
 from labkit.course.judge.prefork import prefork_server
@@ -30,7 +31,6 @@ MOST_ATTEMPT = 20_000
 """Characters of an attempt with all that it uses; references have at most a tenth of that."""
 UNREAD = "file"
 """The verdict on a file that cannot be read; "judge" is the verdict if the judge itself failed."""
-MOST_SEED = 1 << 61
 
 Judge = Callable[[str, Attempt, int | None], Report]
 
@@ -131,7 +131,9 @@ def taken(it: Problem, blocks: Sequence[str]) -> Attempt:
 
 
 def judged(it: Problem, blocks: Sequence[str], seed: int | None = None, judge: Judge | None = None) -> Outcome:
-    """Judge the attempt at an exercise in these cells. Whatever they contain, there is an outcome."""
+    """Judge the attempt at an exercise in these cells. Whatever they contain, there is an outcome.
+
+    seed    the teacher's; the same one draws the same hidden cases again. None: drawn for this attempt alone"""
     try:
         attempt = taken(it, blocks)
     except ValueError as error:
@@ -139,7 +141,7 @@ def judged(it: Problem, blocks: Sequence[str], seed: int | None = None, judge: J
     if (size := len(attempt.before) + len(attempt.source.lstrip())) > MOST_ATTEMPT:
         return unjudged(it, f"{it.name} and what it uses have {size} characters, {MOST_ATTEMPT} at most")
     try:
-        report = (judge or _warm)(it.key, attempt, seed)
+        report = (judge or _warm)(it.key, attempt, None if seed is None else exercise_seed(seed, it.key))
     except (RuntimeError, OSError) as error:
         message = f"the judge itself failed on {it.key}: this is no verdict on the attempt; grade it again"
         return Outcome(it.key, False, False, "judge", message, (message, *str(error).splitlines()[-3:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from labkit.course.classroom.private_files import is_private, write_private
+from labkit.course.classroom.seed import MOST_SEED
 from labkit.course.numbers import natural
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -65,11 +68,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class Table:
-    """The grades of a class: `rows`, `sums`, and the seed with which the same cases can be drawn again."""
+    """The grades of a class: `rows`, `sums`, and the seed with which the same cases can be drawn again. `remarks` are
+    about the table as a whole."""
 
     rows: tuple[ExerciseResult, ...]
     seed: int
     seconds: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def exercises(self) -> dict[str, int]:
@@ -95,13 +100,15 @@ class Table:
         return {
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
+            "remarks": self.remarks,
             "exercises": self.exercises,
             "rows": [asdict(row) for row in self.rows],
             "students": [asdict(sum_) for sum_ in self.sums],
         }
 
     def write(self, to: Path) -> tuple[Path, Path, Path]:
-        """Write `to` (a row per exercise), the same with _students (a row per student), and both as .json."""
+        """Write `to` (a row per exercise), the same with _students (a row per student), and both as .json. Nobody but
+        their owner can open them."""
         rows = [{key: _cell(value) for key, value in asdict(row).items() if key != "report"} for row in self.rows]
         sums = [{key: _cell(value) for key, value in asdict(sum_).items()} for sum_ in self.sums]
         names = [name for name in ExerciseResult.__dataclass_fields__ if name != "report"]
@@ -109,12 +116,13 @@ class Table:
         _write(to, names, rows)
         _write(students, list(Sum.__dataclass_fields__), sums)
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
-        plain.write_text(text + "\n", encoding="utf-8", errors=UNWRITABLE)
+        write_private(plain, text + "\n", UNWRITABLE)
         return to, students, plain
 
     def __str__(self) -> str:
         width = max((len(sum_.student) for sum_ in self.sums), default=0)
-        return "\n".join(f"{sum_.student:{width}s}  {_told(sum_)}" for sum_ in self.sums)
+        sums = [f"{sum_.student:{width}s}  {_told(sum_)}" for sum_ in self.sums]
+        return "\n".join([*sums, *(f"note: {remark}" for remark in self.remarks)])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         drawn = Drawn("student", "exercise", "", "cause", "s", "points", "note")
@@ -149,6 +157,18 @@ def files_of(to: Path) -> tuple[Path, Path, Path]:
     return to, to.with_name(f"{to.stem}_students.csv"), to.with_suffix(".json")
 
 
+def seed_kept(to: Path) -> int | None:
+    """The seed of the table that was written there earlier; None without one, and where others may have read it."""
+    plain = files_of(to)[2]
+    if not is_private(plain):
+        return None
+    try:
+        seed = json.loads(plain.read_text(encoding="utf-8"))["seed"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return seed if type(seed) is int and 0 <= seed < MOST_SEED else None
+
+
 def _told(total: Sum) -> str:
     stars = f", {total.stars} ★" if total.stars else ""
     notes = f", {total.notes} to look at" if total.notes else ""
@@ -164,7 +184,8 @@ def _cell(value: Any) -> Any:
 
 
 def _write(path: Path, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8", errors=UNWRITABLE) as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_private(path, file.getvalue(), UNWRITABLE)

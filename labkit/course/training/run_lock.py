@@ -3,16 +3,19 @@
     runs/first/run.lock    {"run": "5e2a91c07b44d310", "pid": 4242, "host": "laptop", "since": "2026-11-24 13:37:05"}
 
 The lock is the system's (flock): however a process ends, it is free afterwards, and no file has to be cleaned up. What
-is written in the file is for people, and for `--resume`, which goes on with the same id.
+is written in the file is for people, and for `--resume`, which goes on with the same id. Nothing is written through a
+link: that would be into somebody's other file.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,14 +28,14 @@ def run_lock(folder: Path, resume: bool) -> Iterator[str]:
     """Hold a run's folder for as long as the block runs; gives the run's id: a new one, or with `resume` the old one
     ("" if that is not known).
 
-    Raises ValueError if another process holds it, if a new run finds checkpoints there, and if `resume` finds no
-    folder."""
+    Raises ValueError if another process holds it, if a new run finds checkpoints there, if `resume` finds no folder,
+    and if the lock is a link or no file."""
     from labkit.parallel.checkpoint_write import folders
 
     if resume and not folder.is_dir():
         raise ValueError(f"there is no whole checkpoint in {folder} to resume: leave --resume out")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+    with _opened(folder / "run.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,6 +52,22 @@ def run_lock(folder: Path, resume: bool) -> Iterator[str]:
         file.truncate()  # after writing, so that who is refused meanwhile finds words
         file.flush()
         yield run
+
+
+def _opened(lock: Path) -> TextIO:
+    """The lock, made if it is not there. ValueError for a link, symbolic or hard, and for a pipe or a folder."""
+    words = f"{lock} is a link, or no plain file, and is left as it is: remove it, then begin again"
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise ValueError(words) from None
+        raise
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(descriptor)
+        raise ValueError(words)
+    return open(descriptor, "r+", encoding="utf-8")
 
 
 def _read(file: TextIO) -> dict[str, Any]:

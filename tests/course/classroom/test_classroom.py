@@ -8,6 +8,7 @@ import html
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -357,6 +358,50 @@ def test_a_course_keeps_what_an_instructor_has_changed(tmp_path: Path) -> None:
     course.build(tmp_path, ["03"], ["03.2"], force=True)
     assert "# Our exercises" not in path.read_text()
     assert (tmp_path / "nbgrader_config.py").read_text() != config
+
+
+def test_a_course_with_its_seed_and_grade_book_is_its_owners_alone(tmp_path: Path) -> None:
+    """A seed, a grade book or feedback that every user of the machine can read."""
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name, remark in (("new", False), ("old", True)):
+        built = course.build(tmp_path / name, ["03"], ["03.2"])
+        assert ("others may enter" in str(built)) == remark
+        assert stat.S_IMODE((tmp_path / name / "nbgrader_config.py").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+@pytest.mark.slow
+def test_both_ways_to_grade_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission that passes by `labkit grade` and fails in nbgrader, for other cases, or another reading of it."""
+    from labkit.course.classroom import grade as module
+    from labkit.course.classroom.judge_cells import JudgeCells
+
+    monkeypatch.setattr(module, "works", lambda: False)
+    texts = answers() | {
+        "dan": WIRED.source(problem("03.2").solution),
+        "jon": problem("03.2").solution.replace("ring_reduce", "rings_reduce"),
+        "kim": answers()["ben"] + "\n\n" + problem("03.2").solution,
+        "leo": RAISES,
+        "nia": "def ring_reduce_scatter(x, group:\n    return x",
+    }
+    by_nbgrader = {}
+    for student, text in texts.items():
+        made = filled(course.notebook("03_collectives", [problem("03.2")]), {"03.2": text})
+        hand_in(tmp_path / "in" / student, made, FILE)
+        by_nbgrader[student] = JudgeCells(seed=SEED).preprocess(made, {})[0].cells[4].outputs[0]
+    rows = module.grade(tmp_path / "in", seed=SEED, keys=["03.2"], progress=False).rows
+    assert {row.student for row in rows if row.passed} == {"ana", "kim"}
+    for row in rows:
+        output = by_nbgrader[row.student]
+        words = output.text.splitlines() if row.passed else output.traceback
+        lines = list(row.report)
+        assert timeless(words[: len(lines)]) == timeless(lines)
+        assert row.passed or output.evalue == f"{row.verdict}: {row.cause}"
+
+
+def timeless(lines: list[str]) -> list[str]:
+    """Lines of a report without the seconds that judging took."""
+    return [re.sub(r"\d+\.\d s", "", line) for line in lines]
 
 
 def test_a_course_of_nothing_or_nowhere_is_refused_in_words(tmp_path: Path) -> None:

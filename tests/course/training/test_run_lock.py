@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,21 @@ def test_a_folder_has_one_run_at_a_time_and_the_second_is_told_who_holds_it(tmp_
     (folder / "run.lock").write_text("[")
     with run_lock(folder, resume=True) as again:
         assert again == ""
+
+
+@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(make: Any, tmp_path: Path) -> None:
+    """Would catch a run that writes its id into any file of its owner's that somebody has put a link to there."""
+    other, folder = tmp_path / "other", tmp_path / "runs"
+    other.write_text("a thesis")
+    folder.mkdir()
+    make(folder / "run.lock", other)
+    for resume in (False, True):
+        with pytest.raises(ValueError, match=r"run\.lock is a link.* remove it"), run_lock(folder, resume):
+            pass
+    assert other.read_text() == "a thesis"
+    (folder / "run.lock").unlink()
+    (folder / "run.lock").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a link"), run_lock(folder, resume=False):
+        pass
+    assert not (tmp_path / "nowhere").exists()
