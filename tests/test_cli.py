@@ -196,7 +196,6 @@ def test_no_table_cuts_a_word_on_a_narrow_terminal(words, width, monkeypatch, tm
     [
         ("plan", "--gpus", 8),
         ("plan", "--model", "gpt2", "--gpus", 8, "--tokens", "1B"),
-        ("plan", "--published"),
         ("claims", "c61"),
         ("quiz", "--topic", "LoRA", "-n", 1, "--prove", "--round", "--key", "key.md"),
         ("export", "site", "--lab", "02"),
@@ -205,15 +204,21 @@ def test_no_table_cuts_a_word_on_a_narrow_terminal(words, width, monkeypatch, tm
 )
 def test_a_command_that_takes_long_says_what_it_does_to_a_person_alone(words, monkeypatch, tmp_path):
     """A bug: labkit export site took 28 s without a word. (What a person sees of a bar: launch/test_progress.py.)"""
+    monkeypatch.chdir(tmp_path)
+    done = says_what_it_does(monkeypatch, *words)
+    assert done.returncode == 0, done.stderr
+
+
+def says_what_it_does(monkeypatch, *words):
+    """`typed(*words)`, which draws a bar and ends it, and lets nothing of it into what it prints."""
     drawn, ended = list[str](), list[str]()
     monkeypatch.setattr(Bar, "draw", lambda self, share, text: drawn.append(text))
     monkeypatch.setattr(Bar, "end", lambda self, text: ended.append(text))
-    monkeypatch.chdir(tmp_path)
     done = typed(*words)
-    assert done.returncode == 0, done.stderr
     assert drawn
     assert ended
     assert not any(text in done.stdout + done.stderr for text in drawn)
+    return done
 
 
 @pytest.mark.parametrize("words", [("plan", "--gpus", 8), ("claims", "c12", "--stored")], ids=str)
@@ -483,9 +488,10 @@ def test_a_budget_is_days_devices_and_money(tmp_path):
     assert (asked["n_ranks"], asked["plan"]) == (8, eight["plan"])
 
 
-def test_the_published_runs_are_a_table_and_a_picture(tmp_path):
+def test_the_published_runs_are_a_table_and_a_picture(tmp_path, monkeypatch):
     """Would catch a picture of other runs than the table's, and errors that cannot be read by a program."""
-    done = typed("plan", "--published", "--svg", tmp_path / "runs.svg", "--json", tmp_path / "runs.json")
+    files = ("--svg", tmp_path / "runs.svg", "--json", tmp_path / "runs.json")
+    done = says_what_it_does(monkeypatch, "plan", "--published", *files)
     assert done.returncode == 0
     rows = json.loads((tmp_path / "runs.json").read_text())
     every = [row for row in rows if row["band"] == "all"]
