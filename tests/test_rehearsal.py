@@ -193,7 +193,7 @@ FEW_MIXED = [
 ]  # fmt: skip
 REAL_MIXED = [
     pytest.param(*case, marks=() if case in FEW_MIXED else pytest.mark.rest)
-    for case in (getattr(case, "values", case) for case in ALL_MIXED)
+    for case in (*FIRST_MIXED, *(getattr(case, "values", case) for case in IN_8_BITS))
 ]
 
 
