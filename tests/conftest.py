@@ -29,11 +29,10 @@ PROBLEMS, BUILD = (f"tests/course/exercises/test_{name}.py" for name in ("proble
 CLASSROOM, ATTACKS = "tests/course/classroom/test_classroom.py", "tests/course/judge/test_attacks.py"
 GRIDS = ("tests/test_compose.py", "tests/test_rehearsal.py")
 """Files of which each test is a table of minutes, and has nothing dear in common with the next."""
-FIRST = (
-    "tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", CLASSROOM, ATTACKS, *GRIDS, "tests/faults",
-    PROBLEMS,
-)  # fmt: skip
+FIRST = ("tests/test_lint.py", "tests/browser", "tests/test_notebooks.py", CLASSROOM, ATTACKS, *GRIDS, "tests/faults")
 """What takes longest is begun first, so that at the end no worker is left alone with it."""
+LAST = PROBLEMS
+"""A hundred units of a few seconds: whichever worker is free takes the next, and all end together."""
 PROCESSOR, BEFORE = "processor_s", pytest.StashKey[float]()
 
 
@@ -88,7 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def order(item: pytest.Item) -> tuple[int, int]:
         file = item.nodeid
-        return next((k for k, first in enumerate(FIRST) if file.startswith(first)), len(FIRST)), units[unit_of(file)]
+        place = next((k for k, first in enumerate(FIRST) if file.startswith(first)), len(FIRST))
+        return place + file.startswith(LAST), units[unit_of(file)]
 
     items.sort(key=order)
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]

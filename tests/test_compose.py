@@ -121,9 +121,9 @@ STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 
 
 FIRST_LAYOUTS = [
-    ((2, 1, 1), "zero1"), ((2, 1, 1), "zero3"), *(((3, 1, 1), strategy) for strategy in STRATEGIES),
-    ((4, 1, 1), "zero2"), ((1, 2, 1), "ddp"), ((1, 3, 1), "zero3"), ((1, 4, 1), "zero1"), ((1, 1, 2), "ddp"),
-    ((1, 1, 4), "zero2"), ((2, 2, 1), "zero1"), ((2, 1, 2), "zero3"),
+    ((2, 1, 1), "zero3"), ((3, 1, 1), "zero1"), ((3, 1, 1), "zero3"), ((4, 1, 1), "zero2"), ((1, 2, 1), "ddp"),
+    ((1, 3, 1), "zero3"), ((1, 4, 1), "zero1"), ((1, 1, 2), "ddp"), ((1, 1, 4), "zero2"), ((2, 2, 1), "zero1"),
+    ((2, 1, 2), "zero3"),
 ]  # fmt: skip
 
 
@@ -140,9 +140,8 @@ def test_every_layout_and_strategy_trains_as_one_process_does(sizes, strategy, t
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero_bubble", "v_min")
 FIRST_SCHEDULES = [
-    ("naive", "zero3", "none"), ("gpipe", "zero2", "full"), ("1f1b", "ddp", "none"), ("1f1b", "zero3", "full"),
-    ("interleaved", "zero1", "full"), ("interleaved", "zero3", "none"), ("zero_bubble", "zero2", "full"),
-    ("v_min", "zero1", "none"),
+    ("naive", "ddp", "none"), ("gpipe", "zero2", "full"), ("1f1b", "zero3", "full"), ("interleaved", "zero3", "none"),
+    ("zero_bubble", "zero2", "full"), ("v_min", "zero1", "none"),
 ]  # fmt: skip
 
 
@@ -193,14 +192,20 @@ def test_thirty_two_ranks_in_three_dimensions(strategy, schedule, truth, tmp_pat
 
 HYBRIDS = [
     ((4, 1, 1), {"shard_ranks": 2}, {}), ((2, 2, 2), {"shard_ranks": 1, "reshard": False}, {}),
+    ((2, 2, 1), {"reshard": False}, {"schedule": "interleaved"}),
+]  # fmt: skip
+MORE_HYBRIDS = [
     ((4, 1, 2), {"shard_ranks": 2}, {"sequence_parallel": True, "recompute": "selective"}),
     ((4, 2, 1), {"shard_ranks": 2, "reshard": False}, {"offload": True, "recompute": "full"}),
     ((2, 2, 1), {"reshard": False}, {"schedule": "gpipe"}),
-    ((2, 2, 1), {"reshard": False}, {"schedule": "interleaved"}),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("sizes", "sharding", "more"), HYBRIDS, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "sharding", "more"),
+    [*HYBRIDS, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_HYBRIDS)],
+    ids=str,
+)
 def test_sharding_in_groups_and_units_that_stay_whole_train_as_one_process_does(sizes, sharding, more, truth, tmp_path):
     """Would catch groups whose members have other parts of the model, a norm that counts each copy, and a unit that is
     freed while a micro-batch in flight needs it."""
@@ -211,18 +216,15 @@ def test_sharding_in_groups_and_units_that_stay_whole_train_as_one_process_does(
 
 MUON, SHAMPOO, BY_KIND = {"optimizer": "muon"}, {"optimizer": "shampoo"}, {"decay_on": "linears"}
 FIRST_GROUPS = [
-    ((2, 1, 1), "zero1", MUON), ((3, 1, 1), "zero3", MUON), ((4, 1, 1), "zero2", MUON), ((1, 2, 1), "zero3", MUON),
-    ((1, 1, 2), "ddp", MUON), ((2, 1, 2), "zero3", MUON | BY_KIND), ((2, 2, 2), "zero1", MUON),
-    ((2, 1, 1), "ddp", MUON),
-    ((2, 1, 2), "zero1", BY_KIND), ((1, 2, 1), "zero2", BY_KIND), ((3, 1, 1), "zero3", BY_KIND),
+    ((4, 1, 1), "zero2", MUON), ((1, 1, 2), "ddp", MUON), ((2, 1, 2), "zero3", MUON | BY_KIND),
+    ((2, 2, 2), "zero1", MUON), ((1, 2, 1), "zero2", BY_KIND), ((3, 1, 1), "zero3", BY_KIND),
 ]  # fmt: skip
-OTHER_GROUPS = [
-    pytest.param(sizes, strategy, more, marks=pytest.mark.rest)
-    for sizes in [*LAYOUTS, (2, 2, 2)]
-    for strategy in STRATEGIES
-    for more in (MUON, SHAMPOO, BY_KIND, MUON | BY_KIND)
-    if (sizes, strategy, more) not in FIRST_GROUPS
+IN_TURN = [  # each layout and each strategy meets each of the four
+    (sizes, strategy, (MUON, SHAMPOO, BY_KIND, MUON | BY_KIND)[(row + column) % 4])
+    for row, sizes in enumerate([*LAYOUTS, (2, 2, 2)])
+    for column, strategy in enumerate(STRATEGIES)
 ]
+OTHER_GROUPS = [pytest.param(*case, marks=pytest.mark.rest) for case in IN_TURN if case not in FIRST_GROUPS]
 
 
 @pytest.mark.parametrize(("sizes", "strategy", "more"), [*FIRST_GROUPS, *OTHER_GROUPS], ids=str)
@@ -372,10 +374,13 @@ MORE_CONTEXTS = [
 ]
 
 
-@pytest.mark.parametrize("position", ["learned", pytest.param("rotary", marks=pytest.mark.rest)])
 @pytest.mark.parametrize(
-    ("sizes", "context", "more"),
-    [*CONTEXTS, *(pytest.param(*case, marks=pytest.mark.rest) for case in MORE_CONTEXTS)],
+    ("sizes", "context", "more", "position"),
+    [
+        *((*case, "learned") for case in CONTEXTS),
+        *(pytest.param(*case, "learned", marks=pytest.mark.rest) for case in MORE_CONTEXTS),
+        *(pytest.param(*case, "rotary", marks=pytest.mark.rest) for case in CONTEXTS),
+    ],
     ids=str,
 )
 def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, more, position, truth, tmp_path):
@@ -458,7 +463,7 @@ PACKED = [  # dp, pp, tp, cp
     [
         (CONFIG, *PACKED[0]),
         *(pytest.param(CONFIG, *case, marks=pytest.mark.rest) for case in PACKED[1:]),
-        *(pytest.param(GROUPED, *case, marks=pytest.mark.rest) for case in PACKED),
+        *(pytest.param(GROUPED, *case, marks=pytest.mark.rest) for case in PACKED[::2]),
     ],
     ids=lambda case: {CONFIG: "learned", GROUPED: "grouped"}.get(case) if isinstance(case, GPTConfig) else str(case),
 )
@@ -504,11 +509,11 @@ def test_partial_recomputation_changes_no_bit(sizes, strategy, tmp_path):
         recipe = recipe_of(strategy, "1f1b", recompute, 3, precision, sequence_parallel=True)
         folder = tmp_path / recompute
         folder.mkdir()
-        seen.append(run(CONFIG, recipe, Layout(*sizes), folder))
+        seen.append(run(replace(CONFIG, n_layer=2), recipe, Layout(*sizes), folder))
     assert apart(seen[0], seen[1]) == apart(seen[0], seen[2]) == 0
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["zero1", pytest.param("zero2", marks=pytest.mark.rest), "zero3"])
 def test_an_offloaded_optimizer_trains_as_one_process_does(strategy, truth, tmp_path):
     """Would catch masters in fp32 under float64 weights, and a learning rate that does not reach the other side."""
     recipe = recipe_of(strategy, "1f1b", "none", 2, offload=True)
@@ -527,8 +532,7 @@ def test_a_tied_head_stays_tied(strategy, position, tmp_path):
 
 
 PRECISIONS = ("fp32", "bf16", "fp8", "amp", "fp16")
-FIRST_PRECISIONS = [("ddp", "amp"), ("zero1", "fp32"), ("zero2", "fp16"), ("zero3", "amp"), ("zero2", "bf16"),
-                    ("zero1", "fp8")]  # fmt: skip
+FIRST_PRECISIONS = [("zero3", "amp"), ("zero1", "fp32"), ("zero2", "fp16"), ("ddp", "bf16"), ("zero1", "fp8")]
 
 
 @pytest.mark.parametrize(("strategy", "precision"), selection(FIRST_PRECISIONS, STRATEGIES, PRECISIONS))
@@ -554,9 +558,9 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
 @pytest.mark.parametrize(
     ("strategy", "n_ranks", "precision"),
     [
-        ("ddp", 1, "bf16"), ("zero1", 2, "bf16"), ("zero2", 1, "bf16"), ("zero3", 2, "bf16"), ("hsdp", 2, "bf16"),
-        ("ddp", 2, "fp8"), ("zero2", 2, "fp8"), ("zero3", 2, "fp8"),
-        pytest.param("zero3", 1, "bf16", marks=pytest.mark.rest),
+        ("ddp", 1, "bf16"), ("zero1", 2, "bf16"), ("zero2", 2, "fp8"), ("zero3", 2, "bf16"), ("hsdp", 2, "bf16"),
+        *(pytest.param(*case, marks=pytest.mark.rest)
+          for case in [("ddp", 2, "fp8"), ("zero2", 1, "bf16"), ("zero3", 2, "fp8"), ("zero3", 1, "bf16")]),
     ],
 )  # fmt: skip
 def test_bf16_is_a_plain_loop_with_fp32_masters_bit_by_bit(strategy, n_ranks, precision, tmp_path):
@@ -726,7 +730,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
     ways = itertools.cycle(
         [
             ("zero3", (4, 1, 1), None), ("zero2", (2, 2, 1), None), ("ddp", (1, 1, 2), None), ("zero3", (4, 1, 1), 2),
-            ("zero1", (3, 1, 1), None), ("zero3", (2, 1, 2), 1), ("ddp", (1, 1, 1), None),
+            ("zero1", (3, 1, 1), None), ("zero3", (2, 1, 2), 1),
         ]
     )  # fmt: skip
     one = Recipe("ddp", batch_size=12, precision="fp64", clip_norm=0.5)
@@ -741,7 +745,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
         checkpoints.save(tmp_path, number + 1, step.parts, mesh)
         return loss
 
-    for start in range(3):
+    for start in range(2):
         shutil.rmtree(tmp_path)
         losses = []
         for number in range(STEPS):
@@ -761,8 +765,11 @@ IN_8_BITS = [
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize(("sizes", "more"), IN_8_BITS, ids=str)
-@pytest.mark.parametrize("tile", [1, 256])
+@pytest.mark.parametrize(
+    ("sizes", "more", "tile"),
+    [*((*case, 1) for case in IN_8_BITS), *((*case, 256) for case in IN_8_BITS[2:4])],
+    ids=str,
+)
 def test_gradients_in_8_bits_train_as_one_process_does(sizes, more, tile, tmp_path, monkeypatch):
     """Would catch a bucket of two stages in one compressor, halves of sums that are paired wrongly between stages, a
     mean that is taken twice. With a unit for each number nothing is rounded, and only 24 bits are left of float64; with

@@ -167,9 +167,13 @@ def test_muon_and_parameter_groups_reach_experts_wherever_they_are(case, tmp_pat
 
 @pytest.mark.rest
 @pytest.mark.parametrize(
-    "layout", [Layout(dp=4, ep=2), Layout(dp=2, ep=2), Layout(dp=4, ep=2, tp=2), Layout(dp=4, ep=2, pp=2)], ids=str
-)
-@pytest.mark.parametrize("tile", [1, 256])
+    ("layout", "tile"),
+    [
+        (Layout(dp=4, ep=2), 1), (Layout(dp=2, ep=2), 1), (Layout(dp=4, ep=2, tp=2), 1),
+        (Layout(dp=4, ep=2, pp=2), 1), (Layout(dp=4, ep=2), 256),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_gradients_in_8_bits_of_experts_and_the_rest_train_as_in_one_process(layout, tile, tmp_path, monkeypatch):
     """Would catch one compressor for both groups, and experts that nobody shares and that are rounded all the same.
     With a unit for each number nothing is rounded but to 24 bits; with a recipe's units losses are close."""

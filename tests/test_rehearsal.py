@@ -117,11 +117,7 @@ def check(cluster, config, recipe, layout, ranks=None, train=train, counts=None)
 LAYOUTS = {"dp": Layout(2, 1, 1), "pp": Layout(1, 2, 1), "tp": Layout(1, 1, 2)}
 
 
-FIRST = [
-    ("ddp", "dp", "full"), ("zero1", "dp", "none"), ("zero2", "dp", "full"), ("zero3", "dp", "none"),
-    ("zero3", "dp", "full"), ("ddp", "pp", "full"), ("zero1", "pp", "none"), ("ddp", "tp", "none"),
-    ("zero2", "tp", "full"),
-]  # fmt: skip
+FIRST = [("zero2", "dp", "full"), ("zero3", "dp", "none"), ("zero1", "pp", "none"), ("ddp", "tp", "none")]
 
 
 @pytest.mark.slow
@@ -168,9 +164,12 @@ def mixed(strategy, mix, way):
 
 
 IN_8_BITS = [
-    ("ddp", "fp8", "dp"), ("zero3", "fp8", "dp micro"), ("zero1", "fp8", "sp some again"), ("zero2", "fp8", "pp"),
-    ("ddp", "delayed", "tp"), ("ddp", "tiles", "sp"), ("zero1", "mx", "dp"), ("zero2", "nvfp4", "dp"),
-    ("zero3", "codes", "dp micro"),
+    ("zero3", "fp8", "dp micro"), ("ddp", "delayed", "tp"), ("ddp", "tiles", "sp"), ("zero1", "mx", "dp"),
+    ("zero2", "nvfp4", "dp"), ("zero3", "codes", "dp micro"),
+    *(
+        pytest.param(*case, marks=pytest.mark.rest)
+        for case in [("ddp", "fp8", "dp"), ("zero1", "fp8", "sp some again"), ("zero2", "fp8", "pp")]
+    ),
 ]  # fmt: skip
 FIRST_MIXED = [
     ("ddp", "bf16", "dp"), ("zero1", "bf16 fp32", "tp"), ("zero2", "amp", "offload"), ("zero3", "bf16", "dp micro"),
@@ -194,7 +193,7 @@ FEW_MIXED = [
 ]  # fmt: skip
 REAL_MIXED = [
     pytest.param(*case, marks=() if case in FEW_MIXED else pytest.mark.rest)
-    for case in (getattr(case, "values", case) for case in ALL_MIXED)
+    for case in (*FIRST_MIXED, *(getattr(case, "values", case) for case in IN_8_BITS))
 ]
 
 
@@ -242,7 +241,7 @@ IN_GROUPS = [
 def test_the_law_counts_muon_shampoo_and_parameter_groups(layout, recipe):
     """Bugs: padding of one group's flat buffer for all, momentum counted twice, a gathered matrix, a square of its
     smaller side, an owner's factors or a turned slice forgotten in the step."""
-    for rank in range(layout.size):
+    for rank in {0, layout.size - 1}:
         seen = rehearse(CONFIG, layout, recipe, rank)
         assert abs(seen.predicted.total - seen.peak) <= ONE_NUMBER + ONE_VECTOR
         pieces = tuple(seen.ledger.sent_bytes("send", axis) for axis in ("dp", "tp"))
@@ -269,12 +268,12 @@ RARER = [
     (Layout(2, 2, 1), Recipe("zero1", "gpipe", batch_size=8, n_micro=4, precision="bf16", clip_norm=1.0)),
     (Layout(1, 2, 2), Recipe("ddp", "zero_bubble", batch_size=8, n_micro=3, precision="fp64", recompute="full")),
     (Layout(2, 2, 1), Recipe("zero1", "v_half", batch_size=8, n_micro=4, stages_per_rank=2)),
-    (Layout(2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", optimizer="muon", decay_on="linears")),
-    (Layout(1, 2, 2), Recipe(batch_size=8, n_micro=2, sequence_parallel=True)),
     (Layout(4, 1, 1), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", clip_norm=1.0, shard_ranks=2)),
-    (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, reshard=False, shard_ranks=1)),
 ]
 RAREST = [
+    (Layout(2, 1, 2), Recipe("zero3", batch_size=8, n_micro=2, precision="bf16", optimizer="muon", decay_on="linears")),
+    (Layout(1, 2, 2), Recipe(batch_size=8, n_micro=2, sequence_parallel=True)),
+    (Layout(2, 2, 1), Recipe("zero3", batch_size=8, n_micro=4, reshard=False, shard_ranks=1)),
     (Layout(2, 2, 1), Recipe("zero1", "dualpipe", batch_size=8, n_micro=4, stages_per_rank=2, clip_norm=1.0)),
     (Layout(1, 4, 1), Recipe("zero2", "dualpipe", 8, 8, 2, precision="bf16", recompute="full")),
     (Layout(1, 2, 2), Recipe("ddp", "dualpipe", batch_size=8, n_micro=2, stages_per_rank=2, sequence_parallel=True)),
@@ -295,7 +294,8 @@ RAREST = [
 )
 def test_three_dimensions_other_schedules_and_precisions_are_as_rehearsed_too(layout, recipe, clusters):
     """Would catch messages between stages in the wrong shape or dtype, and micro-batches of unequal size."""
-    check(clusters(4), DEEP, recipe, layout)
+    config = DEEP if layout.pp * recipe.stages_per_rank > 2 else CONFIG
+    check(clusters(4), config, recipe, layout, None if layout.pp > 2 else [0, 3])  # two ranks have all coordinates
 
 
 SHARED_KEYS = [

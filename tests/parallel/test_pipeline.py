@@ -151,7 +151,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [3, *(pytest.param(p, marks=pytest.mark.rest) for p in (1, 2, 4))])
 @pytest.mark.parametrize("name", MAKERS)
 def test_losses_and_gradients_are_those_of_one_process(name, p):
     """Would catch a micro-batch lost, counted twice, sent to the wrong stage or divided wrongly; n_micro below and
@@ -637,7 +637,7 @@ def test_pipelines_of_the_wrong_size_and_with_the_wrong_stages_are_refused():
 # -- real processes, against torch
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.rest)])
 def cluster(request):
     with Cluster(request.param, device="cpu", quiet=True) as started:
         yield started

@@ -24,7 +24,7 @@ from labkit.parallel.vocab import vocab_parallel_cross_entropy
 from labkit.train.gpt import GPT, Block, GPTConfig, cross_entropy
 from tests.parallel.test_tensor import batch, close, double, grads_of, small_gpt, world
 
-SIZES = (1, 2, 3, 4)
+SIZES = (3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4)))
 BLOCK_PLAN = {name.removeprefix("blocks.*."): style for name, style in GPT_SEQUENCE_PLAN.items() if "blocks" in name}
 
 
@@ -316,7 +316,7 @@ def test_a_plan_that_forgets_a_parameter_is_refused(plan, says):
     run_threads(on_rank, 2)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.rest)])
 def cluster(request):
     with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made

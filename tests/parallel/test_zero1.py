@@ -35,7 +35,7 @@ from tests.parallel.training import (
 SMALL = 200  # bytes a bucket: several buckets, one of them larger than that
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
 def cluster(request):
     with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made

@@ -17,6 +17,7 @@ from labkit.parallel.zero3 import UnitOrder, ZeRO3
 from labkit.train.checkpoint import checkpoint, checkpoint_sequential
 from labkit.train.gpt import GPT, GPTConfig, cross_entropy
 from labkit.train.lora import inject_lora
+from tests.cases import selection
 from tests.parallel.training import OPTIMIZERS, adamw, batch, drawn, joined, one_process, pieces, ragged, train, worst
 
 sgd = OPTIMIZERS["SGD momentum"]
@@ -150,8 +151,7 @@ def micro_batches(n_micro, forward=None):
     return run
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("n_micro", [1, 3])
+@pytest.mark.parametrize(("prefetch", "n_micro"), selection([(0, 3), (1, 1), (3, 3)], [0, 1, 3], [1, 3]))
 def test_bytes_are_three_times_the_law_and_prefetch_does_not_change_them(n_micro, prefetch):
     """Would catch a gather too many (a prefetched unit that nobody needed) and a unit that is not freed in between."""
     for n in (2, 3, 4):
@@ -403,8 +403,13 @@ def blocks_checkpointed_by_torch(model, x):
     return x
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("forward", [None, layer_by_layer, all_checkpointed, blocks_checkpointed_by_torch])
+FORWARDS = (None, layer_by_layer, all_checkpointed, blocks_checkpointed_by_torch)
+FIRST_TIED = [
+    (True, None), (False, layer_by_layer), (True, all_checkpointed), (True, blocks_checkpointed_by_torch),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tied", "forward"), selection(FIRST_TIED, [True, False], FORWARDS))
 def test_a_gpt_with_a_head_tied_across_units_is_that_of_one_process(tied, forward):
     """Would catch a shared weight that one unit frees while the other needs it, or half of its gradient."""
 

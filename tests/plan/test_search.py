@@ -136,10 +136,10 @@ def test_one_rank_and_ranks_that_are_no_power_of_two_have_plans():
 @pytest.mark.rest
 def test_models_as_they_were_published_can_be_planned():
     """Would catch a planner that refuses GPT-3 for its 50,257 words and its tied table: both are mended, and told."""
-    best = plans("gpt3-175b", "a100-80gb", 1024, 1536)[0]
+    best, *others = plans("gpt3-175b", "a100-80gb", 1024, 1536)
     assert best.kept
     assert best.shape.vocab == 50_304
-    assert any(plan.layout.pp > 1 and plan.kept for plan in plans("gpt3-175b", "a100-80gb", 1024, 1536))
+    assert any(plan.layout.pp > 1 and plan.kept for plan in (best, *others))
 
 
 def test_the_best_plan_for_70_billion_is_one_that_people_use(large):
