@@ -22,8 +22,8 @@ picture: query, key and value are column layers, each rank computes whole heads,
     memory per rank           weights, gradients and optimizer states of the pair / n, activations inside it / n;
                               x, y and what surrounds the pair are whole on every rank (sequence.py cuts those too)
 
-The price: four all-reduces a transformer block and step, which compute has to wait for. That is why tensor parallelism
-lives inside one machine, where links are fast.
+The price: four all-reduces a transformer block and step, which compute has to wait for (overlapped_tensor.py hides a
+part of them). That is why tensor parallelism lives inside one machine, where links are fast.
 """
 
 from __future__ import annotations

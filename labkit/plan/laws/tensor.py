@@ -6,7 +6,8 @@
              experts sends what an MLP does, and a little more (laws/expert_tensor.py)
     again    full: attention's closing all_reduce, and not that of the MLP, with which a block ends; in sequence both
              gathers as well, which are half an all_reduce each, and are all that "gathers" and "selective" run again
-    waits    for all of it: the next product needs the sum
+    waits    for all of it: the next product needs the sum. (labkit.parallel.overlapped_tensor, which cuts the product
+             into pieces, sends the same and hides a part; no layout of the planner asks for it)
 
 Sequence parallelism sends the same in two calls, a reduce_scatter and an all_gather. Sources: Shoeybi et al.,
 arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.

@@ -9,11 +9,12 @@
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
     optimizer      weights, gradients and state, read and written; the work of owners on whole matrices (Muon), too
 
-    Their sum is the step. tp cannot be hidden, because the next product needs the sum. dp is hidden behind the backward
-    of the last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the
-    unit before it, as far as that takes long enough. HSDP does so inside a group; what it sums across groups is hidden
-    behind the last backward. Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both
-    want the same memory (`contention` of labkit.plan.machine.efficiency).
+    Their sum is the step. tp is not hidden: the next product needs the sum, and the planner knows no products that are
+    cut into pieces (labkit.parallel.overlapped_tensor). dp is hidden behind the backward of the last micro-batch,
+    except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the unit before it, as far as
+    that takes long enough. HSDP does so inside a group; what it sums across groups is hidden behind the last backward.
+    Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both want the same memory
+    (`contention` of labkit.plan.machine.efficiency).
 
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
