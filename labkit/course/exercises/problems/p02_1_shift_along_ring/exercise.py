@@ -44,6 +44,13 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(case.random(rows, 5, key=rank), case["by"]) for rank, rows in enumerate(case["rows"])]
 
 
+def play(attempt: Any, group: Group, x: Tensor, by: int) -> Any:
+    """Run the attempt; a tensor that shares x's memory is no new one."""
+    y = attempt(x, by, group)
+    alias = isinstance(y, Tensor) and y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return "x itself, which the caller may change: a copy was asked for" if alias else y
+
+
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The list of all tensors, rotated."""
     order = [x for x, _ in inputs]
@@ -55,6 +62,7 @@ PROBLEM = Problem(
     reference=shift_along_ring,
     cases=cases,
     inputs=inputs,
+    play=play,
     answer=answer,
     laws=(
         sends(

@@ -20,8 +20,9 @@ ROWS = 4
 class LowRankLinear(nn.Module):
     """y = W x + b + (alpha / r) B A x, of which only A and B train.   [rows, I] -> [rows, O]
 
-    A [r, I] starts random, B [O, r] starts at zero, so that the layer begins as the linear that it is given. A and B
-    are parameters in the linear's dtype; W and b are frozen. B A, a matrix as large as W, is never made."""
+    A [r, I] starts random, in each layer anew, B [O, r] starts at zero, so that the layer begins as the linear that it
+    is given. A and B are parameters in the linear's dtype; W and b are frozen. B A, a matrix as large as W, is never
+    made."""
 
     def __init__(self, linear: nn.Linear, rank: int, alpha: float):
         """linear: W [O, I] and b [O] or no b; rank: r; alpha: any number."""
@@ -62,6 +63,7 @@ def play(
     """Run the layer as it begins, then forward and backward with the given A and B."""
     layer = attempt(linear, rank, alpha)
     first, varied = layer(x), bool((layer.A != 0).all()) and bool(layer.A.flatten().std() > 0)
+    alike = torch.equal(layer.A, attempt(linear, rank, alpha).A)
     with torch.no_grad():
         layer.A.copy_(a)
         layer.B.copy_(b)
@@ -70,6 +72,7 @@ def play(
     return {
         "y at the start": first,
         "A is random": varied,
+        "A of two layers is alike": alike,
         "trains": sorted(name for name, p in layer.named_parameters() if p.requires_grad),
         "y": y,
         "gradient of A": layer.A.grad,
@@ -87,7 +90,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     first = x.double() @ w.T + bias
     results = {"y at the start": first, "y": y, "gradient of A": a64.grad, "gradient of B": b64.grad}
     return [{**{name: tensor.detach().to(case.dtype) for name, tensor in results.items() if tensor is not None},
-             "A is random": True, "trains": ["A", "B"]}]  # fmt: skip
+             "A is random": True, "A of two layers is alike": False, "trains": ["A", "B"]}]  # fmt: skip
 
 
 def thin(record: RunRecord) -> Complaint | None:

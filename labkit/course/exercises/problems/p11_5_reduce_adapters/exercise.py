@@ -51,11 +51,16 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     ]
 
 
+def frozen(n_layers: int) -> str:
+    """The name of the one factor that does not train: the A of the first adapter."""
+    return f"{1 - n_layers % 2}.A"
+
+
 def play(
     attempt: Any, group: Group, weights: list[Tensor], factors: list[tuple[Tensor, Tensor]], x: Tensor, all_used: bool
 ) -> Any:
-    """Run backward through linear layers, of which the last and every second before it have adapters; then the
-    attempt. Return the gradients by name."""
+    """Run backward through linear layers, of which the last and every second before it have adapters, the first of
+    them with a frozen A; then the attempt. Return the gradients by name."""
     model = nn.ModuleList()
     for i, (w, (a, b)) in enumerate(zip(weights, factors, strict=True)):
         linear = nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype).requires_grad_(False)
@@ -65,6 +70,7 @@ def play(
             layer.A.data.copy_(a)
             layer.B.data.copy_(b)
         model.append(layer)
+    model.get_parameter(frozen(len(weights))).requires_grad_(False)
     y = x
     for module in model if all_used else list(model)[:-1]:
         y = torch.tanh(module(y))
@@ -97,12 +103,13 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             leaf = leaves[f"{i}.{factor}"]
             grads[f"{i}.{factor}"] = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(case.dtype)
         grads[f"{i}.linear.weight" if f"{i}.A" in leaves else f"{i}.weight"] = None
+    grads[frozen(n_layers)] = None
     return [grads] * case.n_ranks
 
 
 def law(case: Case, rank: int) -> float:
-    """Bytes that a rank sends: 2 (n-1)/n of the adapters'."""
-    adapters = 2 * case["rank"] * case["width"] * ((case["layers"] + 1) // 2)
+    """Bytes that a rank sends: 2 (n-1)/n of the adapters' that train."""
+    adapters = case["rank"] * case["width"] * (2 * ((case["layers"] + 1) // 2) - 1)
     whole = adapters * case.item_bytes
     return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * whole // case.n_ranks)
 

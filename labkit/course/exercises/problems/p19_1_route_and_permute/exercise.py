@@ -45,15 +45,16 @@ def route_and_permute(x: Tensor, logits: Tensor, k: int, capacity: float | None)
 
 
 def cases() -> Sequence[Case]:
-    """One and two experts a token, with and without a capacity; nobody wants the last expert."""
+    """One to three experts a token, with and without a capacity, and with none at all; nobody wants the last expert."""
     return [
-        Case.of(1, k=2, capacity=None, tokens=9, experts=4, width=3),
+        Case.of(1, k=3, capacity=None, tokens=9, experts=6, width=3),
         Case.of(1, torch.float64, k=1, capacity=1.0, tokens=20, experts=4, width=5),
         Case.of(1, k=2, capacity=0.8, tokens=23, experts=6, width=4).among(
             Case.of(1, k=2, capacity=0.7, tokens=29, experts=5, width=4),
             Case.of(1, torch.float64, k=2, capacity=0.65, tokens=27, experts=7, width=2),
         ),
         Case.of(1, k=1, capacity=None, tokens=7, experts=3, width=2),
+        Case.of(1, k=2, capacity=0.0, tokens=6, experts=4, width=2),
     ]
 
 
@@ -72,7 +73,7 @@ def drawn(case: Case) -> tuple[Tensor, Tensor]:
         largest = logits.softmax(-1).sort(descending=True).values[:, : case["k"] + 1]
         if float((largest[:, :-1] - largest[:, 1:]).min()) < 1e-4 or len({e for *_, e in routes}) < n_expert - 1:
             return False
-        if case["capacity"] is None:
+        if not case["capacity"]:  # everything is kept, or nothing: no order is better than another
             return True
         p = logits.softmax(-1)
         orders: list[Callable[[Route], Any]] = [lambda r: (-r[0], -r[1]), lambda r: -float(p[r[0], r[2]])]
@@ -137,13 +138,14 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     asked: dict[int, list[int]] = {}
     for token, _, expert in routes:
         asked.setdefault(token, []).append(expert)
-    sums = {token: p[token, experts].sum() if k > 1 else 1.0 for token, experts in asked.items()}
-    weights = torch.stack([p[token, expert] / sums[token] for token, _, expert in kept])
+    sums = torch.stack([p[token, asked[token]].sum() if k > 1 else p.new_ones(()) for token in range(len(x))])
+    tokens, experts = (torch.tensor([route[place] for route in kept], dtype=torch.int64) for place in (0, 2))
+    weights = p[tokens, experts] / sums[tokens]
     (grad,) = torch.autograd.grad((weights * pull.double()[: len(kept)]).sum(), leaf)
     counts = torch.tensor([sum(expert == e for *_, expert in kept) for e in range(case["experts"])])
     return [
         {
-            "rows": torch.stack([x[token] for token, *_ in kept]),
+            "rows": x[tokens],
             "counts": counts,
             "weights": weights.detach().to(case.dtype),
             "gradient of the logits": grad.to(case.dtype),
