@@ -64,8 +64,10 @@ def tree(draw: random.Random, depth: int) -> nn.Module:
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """A model and the arguments of the injection."""
     draw = random.Random(case.seed)
-    ends = {"query": nn.Linear(6, 8), "value_head": nn.Linear(8, 6), "up": nn.Linear(8, 6)}
-    model = nn.ModuleDict({**ends, "body": tree(draw, case["depth"])})
+    with torch.random.fork_rng(devices=()):  # weights, too, are drawn from the seed of the case
+        torch.manual_seed(case.seed)
+        ends = {"query": nn.Linear(6, 8), "value_head": nn.Linear(8, 6), "up": nn.Linear(8, 6)}
+        model = nn.ModuleDict({**ends, "body": tree(draw, case["depth"])})
     return [(model, list(case["targets"]), case["rank"], case["alpha"])]
 
 
