@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.parallel.sequence import POSITIONS
 from labkit.parallel.tensor import copy_to, divided, shard
 from labkit.plan.words import dtype_name
@@ -186,7 +186,7 @@ def _gathered(
         expected = group.recv_start((me - 1) % n, into=_room(x, sizes[following]))
         sent = group.send(parts[rank], (me + 1) % n)
         products[rank] = product(rank, parts[rank])
-        parts[following] = expected.wait()  # type: ignore[assignment]
+        parts[following] = _arrived(expected)
         sent.wait()
     last = (me + 1) % n
     products[last] = product(last, parts[last])
@@ -202,9 +202,7 @@ def _scattered(term: Callable[[int], Tensor], group: Group, sizes: Sequence[int]
         expected = group.recv_start((me - 1) % n, into=_room(total, sizes[rank]))
         sent = group.send(total, (me + 1) % n)
         own = term(rank)
-        arrived = expected.wait()
-        assert arrived is not None
-        total = arrived.add_(own)  # the room was made here: nobody else looks at it
+        total = _arrived(expected).add_(own)  # into room that was made here: nobody else looks at it
         sent.wait()
     return total
 
@@ -214,6 +212,12 @@ def _room(x: Tensor, size: int) -> Tensor:
     shape = list(x.shape)
     shape[POSITIONS] = size
     return x.new_empty(shape)
+
+
+def _arrived(expected: Work) -> Tensor:
+    x = expected.wait()
+    assert x is not None
+    return x
 
 
 def _joined(parts: dict[int, Tensor], dim: int) -> Tensor:

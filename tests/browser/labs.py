@@ -362,6 +362,7 @@ LABS = (
             presses(CHECKBOX, 0, "Space"), sees("cut by position outside", "reduce-scatter of dx"),
         ),
         predicted("09-47", "how many times as fast as tp = 8", "0.9", "you predict 0.9 times"),
+        predicted("09-80", "A gather and its product, in pieces", "150 ms", "you predict 150 ms"),
     )),
     Lab("10_pipelines", (
         predicted("10-07", "how many times as fast as one device?", "1", "you predict 1 time"),
