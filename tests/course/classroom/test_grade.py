@@ -42,9 +42,12 @@ def children() -> set[int]:
 
 
 def left(running: set[int]) -> set[int]:
-    """Processes that were not there, and do not end; but for the zygote and check's server, which end with us."""
-    until = time.monotonic() + 5
-    while (more := children() - running - {zygote().process.pid, prefork_server().pid}) and time.monotonic() < until:
+    """Processes that were not there, and do not end; but for the zygote and check's server with its nursery, which end
+    with us."""
+    server = psutil.Process(prefork_server().pid)
+    ours = {zygote().process.pid, server.pid, *(child.pid for child in server.children())}
+    until = time.monotonic() + 60
+    while (more := children() - running - ours) and time.monotonic() < until:
         time.sleep(0.05)  # a judge that has just answered is still on its way out
     return more
 

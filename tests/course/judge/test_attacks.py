@@ -5,7 +5,6 @@ Each attack is a whole attempt. None may pass, none may leave anything behind, a
 
 from __future__ import annotations
 
-import os
 import textwrap
 import tracemalloc
 from dataclasses import replace
@@ -632,6 +631,7 @@ def test_everyday_words_are_names_that_one_may_use() -> None:
 
 def test_nothing_is_left_of_ranks_that_died(tmp_path: Path) -> None:
     """Zombies, and processes that nobody waits for."""
-    before = {each.pid for each in psutil.Process(os.getpid()).children(recursive=True)}
+    judge(problem("03.2"), problem("03.2").solution)  # now there is what ranks come from, and stays
+    before = set(psutil.Process().children(recursive=True))
     judge(problem("03.2"), cheat("import torch\nreturn torch.zeros(1 << 40)"))
-    assert {each.pid for each in psutil.Process(os.getpid()).children(recursive=True)} == before
+    assert not psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)[1]
