@@ -28,12 +28,14 @@ from labkit.course.judge.run_record import RunRecord
 class Complaint(NamedTuple):
     """A complaint about a broken law: in words what it expected and what was seen, and the rank (None: no single one).
 
-    `at` are the numbers of the events that the picture marks."""
+    `at` are the numbers of the events that the picture marks; `line` is the line of the attempt, if it is not that of
+    one of these events."""
 
     expected: str
     seen: str
     rank: int | None = None
     at: tuple[int, ...] = ()
+    line: int = 0
 
 
 class Law(NamedTuple):

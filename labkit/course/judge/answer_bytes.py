@@ -4,8 +4,8 @@
     text      JSON: the answer's form; a tensor is its dtype and shape
     bytes     of all tensors, one behind the other, in the order in which the text names them
 
-The judge reads it with limits. No code of the attempt runs, nothing is unpickled, and what is read takes as much
-memory as came: a shape whose bytes did not come is refused, and so is a form that is nested too deeply.
+The judge reads it with limits. No code of the attempt runs, nothing is unpickled, and tensors take as much memory as
+came: a shape whose bytes did not come is refused, and so is a form that is nested too deeply.
 """
 
 from __future__ import annotations
@@ -70,12 +70,17 @@ class _Rest:
             raise ValueError(f"a tensor of {n_bytes:,} bytes where {self.left:,} have come")
         part = bytearray(self.raw[self.at : self.at + n_bytes])
         self.at += n_bytes
-        return torch.frombuffer(part, dtype=dtype).view(shape) if n_bytes else torch.empty(shape, dtype=dtype)
+        try:
+            return torch.frombuffer(part, dtype=dtype).view(shape) if n_bytes else torch.empty(shape, dtype=dtype)
+        except (RuntimeError, TypeError):  # an empty one with a size beyond those of any tensor
+            raise ValueError(f"a tensor of shape {shape!r}"[:200]) from None
 
 
 def _of(form: Any, rest: _Rest, depth: int) -> Any:
-    if not isinstance(form, dict):
+    if form is None or isinstance(form, bool | int | float | str):
         return form
+    if not isinstance(form, dict):
+        raise ValueError("the form of an answer has a bare list in it")
     ((kind, parts),) = form.items() if len(form) == 1 else (("", None),)
     if not depth or not isinstance(parts, list):
         raise ValueError("the form of an answer is nested too deeply, or is none")

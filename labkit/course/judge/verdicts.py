@@ -17,7 +17,7 @@ from labkit.course.exercises.exercise_files import VERDICTS
 from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge import compare
 from labkit.course.judge.laws import modest, silent
-from labkit.course.judge.run_record import RunRecord, Wait
+from labkit.course.judge.run_record import RunRecord
 from labkit.launch.hang_diagnosis import name_ranks
 
 HOLDS, BROKEN, OPEN = "holds", "broken", "not judged"
@@ -95,11 +95,7 @@ def _said(problem: Problem, record: RunRecord, name: str, complaint: Complaint |
         return Verdict(name, HOLDS, law)
     if isinstance(complaint, str):
         return Verdict(name, OPEN, law)
-    line = _line(record, complaint) if name != "values" else 0
-    if name == "values" and complaint.expected == LENT:
-        line = record.races[0].line
-    if complaint.expected == AWAITED:
-        line = _first_unwaited(record)[1].line
+    line = complaint.line or (_line(record, complaint) if name != "values" else 0)
     if name == "values" and complaint.rank is not None and complaint.rank in record.faults:
         line = record.faults[complaint.rank].line
     expected, seen = complaint.expected[:MOST_SHOWN], complaint.seen[:MOST_SHOWN]
@@ -139,7 +135,7 @@ def _raised(record: RunRecord) -> Complaint:
 def _values(problem: Problem, record: RunRecord) -> Complaint | None:
     for race in record.races:
         seen = f"what waits for {race.words} changed while it was on its way"
-        return Complaint(LENT, f"{seen}{f', line {race.line}' if race.line else ''}", race.rank)
+        return Complaint(LENT, f"{seen}{f', line {race.line}' if race.line else ''}", race.rank, line=race.line)
     for rank, expected in enumerate(record.expected):
         seen = record.outputs[rank]
         if expected is Ellipsis:
@@ -207,15 +203,12 @@ def _stuck(record: RunRecord) -> Complaint | None:
 
 def _unwaited(record: RunRecord) -> Complaint:
     """The complaint about the first operation that a rank started and never waited for."""
-    rank, (words, line) = _first_unwaited(record)
+    rank, operations = min(record.unwaited.items())
+    words, line = operations[0]
     where = f", started in line {line}" if line else ""
     others = sum(map(len, record.unwaited.values())) - 1
     count = f" (and {others} more on all ranks)" if others else ""
     remedy = "keep what the call returns, and call wait() on it before you return"
     marked = tuple(event.number for event in record.sent(rank) if event.line == line)
-    return Complaint(AWAITED, f"rank {rank} never waited for {words}{where}{count}: {remedy}", rank, marked)
-
-
-def _first_unwaited(record: RunRecord) -> tuple[int, Wait]:
-    rank, operations = min(record.unwaited.items())
-    return rank, operations[0]
+    seen = f"rank {rank} never waited for {words}{where}{count}: {remedy}"
+    return Complaint(AWAITED, seen, rank, marked, line)

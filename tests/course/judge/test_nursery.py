@@ -209,6 +209,7 @@ def test_what_is_no_answer_is_refused_and_takes_no_room() -> None:
         b"", b"\x00", b"PK\x03\x04" + bytes(1000), data(""), data("["), data(deep), data('{"list": 3}'),
         data('{"tensor": ["float32", [1099511627776]]}', bytes(8)), data('{"tensor": ["float32", [-1]]}'),
         data('{"tensor": ["load", [1]]}', bytes(8)), data('{"tensor": [7, [1]]}'), data('{"tensor": ["int8"]}'),
+        data('{"tensor": ["int8", [0, 99999999999999999999]]}'), data('{"list": [[[1]]]}'),
         data('{"dict": [[null, 1]]}'), data('{"dict": [1]}'), data("1", b"more"), data('{"a": [], "b": []}'),
         data('{"list": [' * 60 + "]}" * 60),
     ):  # fmt: skip
