@@ -166,9 +166,13 @@ LABS = (
         printed("02-44", sees("timeout=1800: TypeError")),
     ), also=("02-32", "02-35-answer")),
     Lab("03_collectives", (
-        predicted("03-39", "share of the bytes of all_reduce?", "50", "you predict 50 %", sees("measured")),
         predicted(
             "c10", "Bytes that each rank sends in a ring all-reduce?", "28,800", "you predict 28,800 B",
+            sees("measured"),
+        ),
+        predicted("03-39", "share of the bytes of all_reduce?", "50", "you predict 50 %", sees("measured")),
+        predicted(
+            "03-44", "Latencies that a ring all-reduce of 8 ranks waits for", "14", "you predict 14 latencies",
             sees("measured"),
         ),
         widget(
@@ -178,10 +182,6 @@ LABS = (
             presses(".lk-film", 0, "ArrowRight"), sees("step 2 of 6"),
             presses(".lk-film", 0, "End"), sees("the end"),
             GOES_ON,
-        ),
-        predicted(
-            "03-44", "Latencies that a ring all-reduce of 8 ranks waits for", "14", "you predict 14 latencies",
-            sees("measured"),
         ),
         widget(
             "c21", "CrossoverExplorer",
@@ -193,7 +193,7 @@ LABS = (
         ),
         predicted("03-52", "takes how many times as long as one inside?", "9", "you predict 9 times", sees("measured")),
         printed("03-56", sees("leaves a node", "1.5 S", "1.0 S")),
-    ), also=("03-40-answer", "c12", "03-45-answer", "03-53-answer")),
+    ), also=("c12", "03-40-answer", "03-45-answer", "03-53-answer")),
     Lab("04_one_device_less_memory", (
         predicted("04-14", "take how many times as long", "3", "you predict 3 times"),
         predicted("04-26", "36 layers in 6 segments?", "11 MiB", "you predict 11,534,336 B = 11 MiB"),
