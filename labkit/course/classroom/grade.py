@@ -271,7 +271,7 @@ def _notebooks(folder: Path) -> Iterator[Path]:
 
 
 def _remarks(to: Path, seed: int | None, kept: int | None) -> Iterator[str]:
-    """What a teacher ought to know of the place where the grades go."""
+    """Remarks for the teacher on the place where the grades go."""
     place, plain = to.resolve().parent, files_of(to)[2]
     if open_to_others(place, stat.S_IWGRP):
         yield f"others may write in {place}, and so put other files in place of your grades: name a folder of your own"
