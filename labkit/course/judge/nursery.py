@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from labkit.course.judge import late_imports
 from labkit.course.judge.page_memory import return_at_once, trim
-from labkit.course.judge.sandbox import fingerprint
+from labkit.course.judge.sandbox import Fingerprint, fingerprint
 from labkit.course.judge.sandboxed_rank import Part, Program, become_rank, player_of
 from labkit.course.judge.static_check import MODULES
 from labkit.launch import system
@@ -98,7 +98,7 @@ class Nursery:
     def forked(cls) -> Nursery:
         """A nursery that is a fork of this process, which must have nothing of an exercise yet, and one thread."""
         ours, theirs = socket.socketpair()
-        keeper = os.getpid()
+        parent = os.getpid()
         if os.fork() == 0:
             for fd in map(int, os.listdir("/proc/self/fd")):
                 if fd > 2 and fd != theirs.fileno():
@@ -106,7 +106,7 @@ class Nursery:
                         os.close(fd)
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 1)  # the prefork server's line to the kernel
-            main(theirs.fileno(), keeper)
+            main(theirs.fileno(), parent)
         theirs.close()
         return cls(ours)
 
@@ -130,11 +130,12 @@ class Nursery:
     def alive(self) -> bool:
         """True if its process listens: it says nothing of its own, so whatever can be read is the end."""
         try:
-            return bool(self.line.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)) and False
+            self.line.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            pass
+        return False
 
 
 def nursery() -> Nursery:
@@ -152,39 +153,49 @@ def _nursery_of(pid: int) -> Nursery:  # by process id: a fork must not use its 
     return Nursery(zygote().fork("labkit.course.judge.nursery"))
 
 
-def main(fd: int, keeper: int) -> None:
-    """The nursery's own life: each message is a run, whose parent it forks. It ends when its line is closed."""
+def main(fd: int, kernel_pid: int) -> None:
+    """The nursery's own life: each message is a run, whose parent it forks. It ends when the other end of `fd` is
+    closed. The kernel's end closes it, so its process id is not asked for."""
     system.end_with(os.getppid())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the parents of runs that are over
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = socket.socket(fileno=fd)
     for name in (*sorted(MODULES), *PLAYED_WITH):
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or the collector would write into pages that are shared with all ranks
+    known = _settled()
     while True:
         word, fds, _, _ = socket.recv_fds(line, 1, MOST_DESCRIPTORS)
         if not word:
             os._exit(0)
         if word == FETCH:
-            late_imports.fetch()
+            if not late_imports.here():
+                late_imports.fetch()
+                known = _settled()
             continue
         nursery_pid = os.getpid()
         if os.fork() == 0:
             line.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             system.end_with(nursery_pid)
-            _be_parent(Connection(fds[0]), list(zip(fds[1::2], fds[2::2], strict=True)))
+            _be_parent(Connection(fds[0]), list(zip(fds[1::2], fds[2::2], strict=True)), known)
         for end in fds:
             os.close(end)
 
 
-def _be_parent(line: Connection, ends: list[tuple[int, int]]) -> None:
+def _settled() -> Fingerprint:
+    """Take what is imported out of the collector's sight, and return its fingerprint. This is done once for all runs,
+    since it takes a tenth of a second; and a collection would write into pages that are shared with all ranks."""
+    gc.collect()
+    gc.freeze()
+    return fingerprint()
+
+
+def _be_parent(line: Connection, ends: list[tuple[int, int]], known: Fingerprint) -> None:
     """The life of the parent of one run, which never returns."""
     codes: dict[int, int | None] = {}
     try:
         part, program = line.recv()
-        codes |= dict.fromkeys(_born(part, program, ends))
+        codes |= dict.fromkeys(_born(part, program, ends, known))
         line.send(list(codes))
         _obey(line, codes)
     except (EOFError, ConnectionError):  # the judge is gone
@@ -196,15 +207,13 @@ def _be_parent(line: Connection, ends: list[tuple[int, int]]) -> None:
     os._exit(0)
 
 
-def _born(part: Part, program: Program, ends: list[tuple[int, int]]) -> list[int]:
+def _born(part: Part, program: Program, ends: list[tuple[int, int]], known: Fingerprint) -> list[int]:
     return_at_once()  # or free places of large blocks are inherited, which nobody gives back
     play = player_of(part)
     labkit: Any = sys.modules["labkit"]
     for name in part.imports:  # its front door imports what is asked for, which nobody can behind the walls
         getattr(labkit, name, None)
-    known, parent, pids = fingerprint(), os.getpid(), list[int]()
-    gc.collect()
-    gc.freeze()
+    parent, pids = os.getpid(), list[int]()
     trim()
     for rank, (pipe, dump) in enumerate(ends):
         pid = os.fork()
