@@ -1,1 +1,1 @@
-"""The mock interview: its questions, its clock, how a typed answer is read, and the report."""
+"""The mock interview: its questions, its clock, and the report."""

@@ -1,9 +1,8 @@
-"""A mock interview: questions drawn by weakness, against the clock; each answer is compared with a rubric.
+"""A mock interview: questions drawn by weakness, against the clock; the learner holds each answer against a rubric.
 
     talk = Interview(the_deck(), minutes=30, level=3, weakness=box.weakness())
     talk.question                       kind, words, budget_s; what it is about: card, derivation or case
     talk.reveal(); talk.rubric          a good answer in parts; its points in words
-    talk.judge("2 (n-1)/n N, so ...")   for a card, before its answer is shown: the points that the text contains
     talk.rate({"claim": True, ...})     or 1 to 5: the next question, None when it is over
     talk.answer("2*(n-1)/n*N")          for a derivation: the verdict, which counts as its rating
     talk.report()                       time against budget, points by tag and by part, what to look at next
@@ -22,7 +21,6 @@ from types import MappingProxyType
 
 from labkit.course.cards.card import Card
 from labkit.course.cards.deck import Deck
-from labkit.course.interview.answered import Judged, judge
 from labkit.course.interview.interview_questions import DESIGN, TIME, Pool, Question, points_of, rating_of
 from labkit.course.interview.interview_report import InterviewReport, Spoken, weakest
 from labkit.course.whiteboard.formula_verdict import FormulaVerdict, check
@@ -67,7 +65,6 @@ class Interview:
         self._spent, self._back, self._ahead, self._began = 0.0, 0.0, 0.0, 0.0
         self._shown_at: float | None = None
         self._seen, self._tries = False, tuple[tuple[str, FormulaVerdict], ...]()
-        self._typed, self._proposed = "", dict[str, bool]()
         self._design, self._stopped = design, False
         self.asked: tuple[Spoken, ...] = ()
         self.question: Question | None = None
@@ -117,24 +114,6 @@ class Interview:
         self._shown()
         self._seen = True
         return asked.answer()
-
-    def judge(self, typed: str) -> Mapping[str, Judged]:
-        """Compare a typed answer with the points of the card, once, before the answer is shown.
-
-        The result, empty for an empty text, is a proposal: `rate` takes the learner's own judgement, and the report
-        tells of both. ValueError if the question is no card, if its answer has been shown, and for too long a text."""
-        asked = self._now()
-        if asked.card is None:
-            raise ValueError(f"a {asked.kind} is not judged by its words: look at .reveal(), then .rate(...)")
-        if self._seen:
-            raise ValueError("the answer has been shown: what is typed now is not judged")
-        if not typed.strip():
-            return MappingProxyType({})
-        self._shown()  # the answer is given; the time for judging is not the learner's
-        points = judge(asked.card, typed)
-        self._typed = typed.strip()
-        self._proposed = {point: judged.reached for point, judged in points.items() if judged.reached is not None}
-        return points
 
     def answer(self, formula: str) -> FormulaVerdict:
         """Check a formula against the derivation; after a wrong one, more may follow until the answer is shown.
@@ -203,7 +182,7 @@ class Interview:
     def _ask(self, share: float | None) -> Question | None:
         self._tick()
         self._began, self._shown_at, self._seen = self._spent, None, False
-        self._tries, self._typed, self._proposed = (), "", {}
+        self._tries = ()
         left = self.minutes * 60 - self._spent
         self.question = self._pool.draw(left, share)
         return self.question
@@ -217,7 +196,7 @@ class Interview:
         """Record how the question went. Returns the share of points that was reached."""
         kept = Spoken(asked.kind, asked.key, asked.words, asked.tags, asked.lab, asked.budget_s, self.used_s,
                      MappingProxyType(dict(points)), rating, skipped, tuple(formula for formula, _ in self._tries),
-                     asked.after, self._typed, MappingProxyType(self._proposed))  # fmt: skip
+                     asked.after)  # fmt: skip
         self.asked = (*self.asked, kept)
         return kept.share
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from html import escape
 
 import ipywidgets as widgets
 
 from labkit.course.cards.card_faces import back, formulas, front
-from labkit.course.interview.answered import Judged
 from labkit.course.interview.interview import Interview
 from labkit.course.interview.interview_clock import SessionClock
-from labkit.course.interview.interview_picture import clock_text, evidence, spoken
-from labkit.course.interview.interview_questions import Question
+from labkit.course.interview.interview_picture import clock_text, spoken
 from labkit.course.topics.planner_panel import PlannerPanel
 from labkit.course.whiteboard.derivation import Derivation
 from labkit.course.whiteboard.whiteboard import Whiteboard
@@ -24,16 +22,12 @@ MINUTES = (5, 10, 15, 20, 30, 45, 60, 90, 120)
 LEVELS = (("1  first steps", 1), ("2  easy", 2), ("3  what one should know", 3), ("4  hard", 4), ("5  very hard", 5))
 KINDS = (("follow-up", "Follow-up"), ("derivation", "Derive this on the whiteboard"), ("design", "System design"))
 LINES = "style='line-height:1.4'"
-BESIDE = "style='line-height:1.4;margin:0 0 6px 24px;max-width:680px;opacity:.85'"
-YOURS = "your answer: type it, and it is held against the card's points; or say it aloud, and take notes for yourself"
 NOTES = "notes for yourself; the answer is said aloud"
 
 
 class InterviewPanel(Twin, widgets.VBox):
-    """Choose minutes, level and topics and start; say or type your answer, show a good one, tick what you said, go on.
+    """Choose minutes, level and topics and start; say your answer, show a good one, tick what you said, go on.
     A formula is checked, a design case brings the planner, and at the end there is the report.
-
-    A typed answer to a card ticks the points that it contains, with the evidence below each; every tick can be changed.
 
     Tab goes from control to control, space ticks, Enter presses. `.session` is the running session, None before the
     start, `.points` are the boxes to tick by their names, `.noted` the notes as (question, words)."""
@@ -102,7 +96,6 @@ class InterviewPanel(Twin, widgets.VBox):
         session = self._running()
         asked = session.question
         assert asked
-        judged = self._judged(session, asked)
         parts = session.reveal()
         if asked.card is not None:
             self.answer.value = f"<div {LINES}>{back(asked.card)}</div>"
@@ -111,17 +104,12 @@ class InterviewPanel(Twin, widgets.VBox):
             self.answer.value = f"<dl {LINES}>{rows}</dl>"
         late = session.used_s > asked.budget_s
         for point, words in session.rubric.items() if not session.rated else ():
-            reached = point in judged and bool(judged[point].reached)
-            box = widgets.Checkbox(reached, description=words, indent=False, layout={"width": "auto"})
+            box = widgets.Checkbox(description=words, indent=False, layout={"width": "auto"})
             if point == "time":  # it is measured, so the learner cannot tick it
                 box.value, box.disabled = not late, True
             self.points[point] = box
         heading = "Your formula is the rating." if session.rated else "What did you say? Tick it."
-        if judged:
-            heading = "What your words contain is ticked. Words are found and not understood: correct each tick."
-        beside = {point: widgets.HTML(f"<div {BESIDE}>{evidence(hint)}</div>") for point, hint in judged.items()}
-        lines = [(box, *([beside[point]] if point in beside else [])) for point, box in self.points.items()]
-        self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *(widget for line in lines for widget in line))
+        self.ticks.children = (widgets.HTML(f"<b>{heading}</b>"), *self.points.values())
         if isinstance(self.board, Whiteboard):
             self.board.field.disabled = True
         elif isinstance(self.board, widgets.Accordion):
@@ -182,17 +170,6 @@ class InterviewPanel(Twin, widgets.VBox):
         words = "A mock interview: questions against a clock, a rubric, a report"
         return Picture(headline(words) + text(4, 42, "It starts in JupyterLab."), 54, words)
 
-    def _judged(self, session: Interview, asked: Question) -> Mapping[str, Judged]:
-        """The result for the typed answer to a card; empty if none was typed, or it cannot be judged."""
-        typed = self.notes.value.strip()
-        if asked.card is None or not typed:
-            return {}
-        try:
-            return session.judge(typed)
-        except ValueError as error:  # the text is too long: the learner ticks the points without it
-            self.message.value = escape(str(error))
-            return {}
-
     def _running(self) -> Interview:
         assert self.session
         return self.session
@@ -223,7 +200,6 @@ class InterviewPanel(Twin, widgets.VBox):
             return
         self.notes.value, self.answer.value, self.ticks.children, self.board = "", "", (), None
         self.points = {}
-        self.notes.placeholder = YOURS if asked.card is not None else NOTES
         words = front(asked.card) if asked.card is not None else escape(asked.words)
         words = f"<b>{words}</b>" * (asked.derivation is None)  # the whiteboard says its own
         kind = dict(KINDS).get(asked.kind, "Question")

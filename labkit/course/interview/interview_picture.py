@@ -13,10 +13,8 @@ Bars of time are shares of a question's own budget, so that long and short quest
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Protocol
 
-from labkit.course.interview.answered import Judged
 from labkit.view.svg import INK, PALETTE, Picture, box, cut, headline, line, text
 
 KEY, LEFT, FULL, TIME, SCORE = 96.0, 312.0, 240.0, 562.0, 686.0
@@ -110,17 +108,6 @@ def spoken(session: Told) -> Picture:
     facts = [f"{question.key}: {_time(question)}, {_score(question)}" for question in asked]
     facts += [f"{session.named[name]}: {_counted(*counts)}" for name, counts in parts.items()]
     return Picture("".join(body), y + 4, "; ".join([title, *facts]))
-
-
-def evidence(judged: Judged) -> str:
-    """HTML beside a point: the words of the answer that reach it, what is missing, and what is nearly right."""
-    signs = {True: "✓", False: "✗", None: "?"}
-    words = "; ".join(judged.evidence) or ("not judged" if judged.reached is None else "not seen in your words")
-    lines = [words, *judged.remarks] if judged.evidence or not judged.remarks else list(judged.remarks)
-    parts = [f"{signs[judged.reached]} {escape(lines[0])}", *(escape(line) for line in lines[1:])]
-    if judged.missing and not judged.reached:
-        parts.append(f"not there: {escape(', '.join(judged.missing))}")
-    return "<br>".join(parts)
 
 
 def clock_text(seconds: float) -> str:

@@ -36,7 +36,6 @@ class Spoken:
 
     rating      1 to 5: for a card from its points, for others if they were rated so; else 0
     formulas    what was typed for a derivation;  after  the card that a follow-up follows
-    typed       the typed answer to a card, if any;  proposed  the points judged from it, as proposed
     """
 
     kind: str
@@ -51,13 +50,6 @@ class Spoken:
     skipped: bool = False
     formulas: tuple[str, ...] = ()
     after: str = ""
-    typed: str = ""
-    proposed: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def corrected(self) -> tuple[str, ...]:
-        """The points on which the learner disagreed with the proposal."""
-        return tuple(point for point, proposal in self.proposed.items() if self.points.get(point, proposal) != proposal)
 
     @property
     def reached(self) -> int:
@@ -139,7 +131,6 @@ class InterviewReport:
             + (f", {skipped} skipped" if skipped else ""),
             *self._parts(),
             *self._times(),
-            *self._judged(),
             *self._tags(),
         ]
         return ". ".join(sentences) + "."
@@ -172,16 +163,6 @@ class InterviewReport:
         much = f"{worst.key} took {clock_text(worst.seconds)} of {clock_text(worst.budget_s)}"
         return [f"{len(late)} of {len(answered)} over their time; {much}"]
 
-    def _judged(self) -> list[str]:
-        """A sentence on the points judged from typed answers and those that the learner corrected; [] if none were."""
-        typed = [answer for answer in self.asked if answer.proposed and answer.points]
-        if not typed:
-            return []
-        judged = sum(len(answer.proposed) for answer in typed)
-        changed = [f"{IN_WORDS[point]} of {answer.key}" for answer in typed for point in answer.corrected]
-        count = f"{plural(judged, 'point')} of {plural(len(typed), 'answer')} judged by what you typed"
-        return [f"{count}, {len(changed)} corrected by you" + f": {', '.join(changed)}" * bool(changed)]
-
     def _tags(self) -> list[str]:
         tags = self.by_tag
         ends = [tag for tag, (share, _) in tags.items() if share >= GOOD][-1:]
@@ -194,8 +175,8 @@ class InterviewReport:
         asked = [{name: getattr(question, name) for name in Spoken.__dataclass_fields__} for question in self.asked]
         plain = [
             {**row, "points": dict(answer.points), "tags": list(answer.tags), "lab": list(answer.lab),
-             "formulas": list(answer.formulas), "proposed": dict(answer.proposed), "corrected": list(answer.corrected),
-             "share": answer.share} for row, answer in zip(asked, self.asked, strict=True)
+             "formulas": list(answer.formulas), "share": answer.share}
+            for row, answer in zip(asked, self.asked, strict=True)
         ]  # fmt: skip
         weak = [{"tag": weak.tag, "share": weak.share, "questions": weak.questions, "cells": list(weak.cells),
                  "cards": [id for id, _ in weak.cards]} for weak in self.weak]  # fmt: skip

@@ -523,29 +523,3 @@ def test_the_picture_of_a_session_is_whole_however_long_and_late_it_was():
     assert "4 of 4" in words
     assert "0 of 4, missing in 4" in words
     assert {"skipped", "rated 3 of 5", "20:00 of 2:00 over", "1:40 of 2:00"} <= set(words)
-
-
-def test_a_typed_answer_is_judged_before_it_is_shown_and_the_report_says_what_the_learner_corrected():
-    """Would catch words typed after a look at the answer, ticks that cannot be corrected, and a report without them."""
-    talk, clock = session()
-    assert talk.judge("  ") == {}
-    clock.now += 30
-    found = talk.judge("Twice 3 GB, that is 2 n.")
-    assert {point: judged.reached for point, judged in found.items()} == {"claim": True, "law": True, "limits": None}
-    clock.now += 300  # reading
-    talk.reveal()
-    with pytest.raises(ValueError, match="has been shown"):
-        talk.judge("2 n")
-    talk.rate({"claim": True, "law": False, "limits": True})
-    kept = talk.asked[-1]
-    assert (kept.seconds, kept.typed, kept.corrected) == (30, "Twice 3 GB, that is 2 n.", ("law",))
-    assert dict(kept.proposed) == {"claim": True, "law": True}
-    talk.rate({"claim": True})
-    assert (talk.asked[-1].typed, dict(talk.asked[-1].proposed)) == ("", {})
-    told = f"2 points of 1 answer judged by what you typed, 1 corrected by you: law of {kept.key}"
-    assert told in talk.report().judgement
-    plain = json.loads(json.dumps(talk.report().as_dict()))["asked"][0]
-    assert (plain["typed"], plain["corrected"]) == (kept.typed, ["law"])
-    asked, _ = at_a_derivation()
-    with pytest.raises(ValueError, match="a derivation is not judged by its words"):
-        asked.judge("2 n")
