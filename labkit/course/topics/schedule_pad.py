@@ -76,7 +76,6 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
     torch.manual_seed(0)
     stage_s = forward_s * schedule.n_ranks / schedule.n_stages  # of forward, and of each half of backward
     layers = [PacedLinear(WIDTH, WIDTH).double() for _ in range(schedule.n_stages)]
-    stages = [nn.Sequential(layer, nn.Tanh()) for layer in layers]
     alone = nn.Sequential(*(nn.Sequential(copy.deepcopy(layer.linear), nn.Tanh()) for layer in layers))
     inputs, targets = ([torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2))
     total = torch.zeros((), dtype=torch.float64)
@@ -85,9 +84,11 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
     total.backward()
 
     def step(group: Group, seconds: float) -> tuple[Pipeline, dict[int, nn.Sequential], torch.Tensor | None]:
-        modules = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
-        for layer, _ in modules.values():
+        modules = {}
+        for stage in schedule.stages_of(group.rank):
+            layer = copy.deepcopy(layers[stage])
             layer.forward_s = layer.backward_s = layer.weight_s = seconds
+            modules[stage] = nn.Sequential(layer, nn.Tanh())
         pipeline = Pipeline(modules, schedule, group, loss=nn.functional.mse_loss)
         group.barrier()
         return pipeline, modules, pipeline.step(inputs, targets)
