@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from labkit.plan.machine.collectives import Line, fit, seconds
 from labkit.view.units import parsed, value_text
 
@@ -17,8 +19,12 @@ Points = list[tuple[float, float]]
 
 def measured(lab: str, cell: str) -> dict[str, Points]:
     """The dots of a stored chart of times, by name: (bytes, seconds). They come after the curves, in its words."""
-    (path,) = NOTEBOOKS.glob(f"{lab}_*.ipynb")
-    (stored,) = (each for each in json.loads(path.read_text())["cells"] if each["id"] == cell)
+    (stored,) = (
+        each
+        for path in NOTEBOOKS.glob(f"{lab}*_*.ipynb")
+        for each in json.loads(path.read_text())["cells"]
+        if each["id"] == cell
+    )
     label = re.search(r'aria-label="([^"]*)"', "".join(stored["outputs"][0]["data"]["text/html"]))
     assert label, f"cell {cell} of lab {lab} stores no chart"
     points = {}
@@ -28,11 +34,12 @@ def measured(lab: str, cell: str) -> dict[str, Points]:
     return points
 
 
-def test_the_messages_of_lab_00_lie_on_the_line_that_is_fitted_to_them():
+@pytest.mark.parametrize(("lab", "cell", "n_dots"), [("00", "c24", 6), ("01", "01-40", 15), ("03", "c20", 6)])
+def test_measured_times_lie_on_the_line_that_is_fitted_to_them(lab, cell, n_dots):
     """Would catch a picture that was stored while the machine was busy: dots 3 times above their fit."""
-    dots = measured("00", "c24")["measured"]
+    dots = measured(lab, cell)["measured"]
     link = fit(dots)
-    assert len(dots) == 6
+    assert len(dots) == n_dots
     assert [size for size, time in dots if not 1 / 1.6 < time / link.seconds(size) < 1.6] == []
 
 

@@ -243,12 +243,6 @@ LABS = (
             sees("interval"), sees("of 40 steps skipped", part="svg text"), counts(HANDLE, 4),
             *(redraws(place, *4 * ["ArrowLeft"]) for place in range(4)),
         ),
-        widget(
-            "05-55", "LossScaleExplorer",
-            sees("of 60 steps skipped", part="svg text"),
-            redraws(0, "ArrowLeft"),
-            GOES_ON,
-        ),
     )),
     Lab("05b_eight_bits", (
         widget("05b-10", "BlockExplorer", sees("one of them 16384"), GOES_ON),
@@ -410,7 +404,6 @@ LABS = (
         predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
     )),
     Lab("11_lora", (
-        predicted("11-14", "how many times fewer numbers train", "256", "you predict 256 times"),
         predicted("11-16", "Bytes that LoRA holds", "4 MiB", "you predict 4,194,304 B = 4 MiB"),
         predicted("11-18", "in a step of DDP, with LoRA", "48 KiB", "you predict 49,152 B = 48 KiB"),
         widget(
@@ -480,7 +473,6 @@ LABS = (
             slides(0, "Home"), sees("1 rank: "),
         ),
         predicted("13-57", "messages become 1", "2", "you predict 2 times"),
-        predicted("13-64", "read in the background: a step takes?", "60 ms", "you predict 60 ms"),
     )),
     Lab("14_system_design", (
         predicted("14-13", "how long for a trillion", "700", "you predict 700 days"),

@@ -22,7 +22,10 @@ from labkit.plan.schedules.schedule_text import from_text, to_text
 from labkit.probe.paced import PacedLinear
 from labkit.view.svg import Picture
 
-MOST_RANKS, WIDTH, FORWARD_S = 8, 4, 0.004
+MOST_RANKS, WIDTH = 8, 4
+FORWARD_S = 0.04
+"""Seconds of a forward. Ranks that are threads take turns in Python, about a millisecond an action: beside stages that
+sleep for 20 it is little, beside 2 it would be what a rank waits for most."""
 
 
 def published(name: str, p: int = 4, m: int = 8) -> Schedule:
@@ -71,9 +74,8 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
 
     A rank's part of the model takes `forward_s` for a forward. The same model on one process is what it is held to."""
     torch.manual_seed(0)
-    seconds = (forward_s * schedule.n_ranks / schedule.n_stages,) * 3  # forward, and the two halves of backward
-    layers = [PacedLinear(WIDTH, WIDTH, *seconds).double() for _ in range(schedule.n_stages)]
-    stages = [nn.Sequential(layer, nn.Tanh()) for layer in layers]
+    stage_s = forward_s * schedule.n_ranks / schedule.n_stages  # of forward, and of each half of backward
+    layers = [PacedLinear(WIDTH, WIDTH).double() for _ in range(schedule.n_stages)]
     alone = nn.Sequential(*(nn.Sequential(copy.deepcopy(layer.linear), nn.Tanh()) for layer in layers))
     inputs, targets = ([torch.randn(2, WIDTH, dtype=torch.float64) for _ in range(schedule.n_micro)] for _ in range(2))
     total = torch.zeros((), dtype=torch.float64)
@@ -81,11 +83,19 @@ def run_on_ranks(schedule: Schedule, forward_s: float = FORWARD_S, timeout_s: fl
         total = total + nn.functional.mse_loss(alone(x), target) / schedule.n_micro
     total.backward()
 
-    def work(group: Group) -> tuple[list[Span], float]:
-        modules = {stage: copy.deepcopy(stages[stage]) for stage in schedule.stages_of(group.rank)}
+    def step(group: Group, seconds: float) -> tuple[Pipeline, dict[int, nn.Sequential], torch.Tensor | None]:
+        modules = {}
+        for stage in schedule.stages_of(group.rank):
+            layer = copy.deepcopy(layers[stage])
+            layer.forward_s = layer.backward_s = layer.weight_s = seconds
+            modules[stage] = nn.Sequential(layer, nn.Tanh())
         pipeline = Pipeline(modules, schedule, group, loss=nn.functional.mse_loss)
         group.barrier()
-        loss = pipeline.step(inputs, targets)
+        return pipeline, modules, pipeline.step(inputs, targets)
+
+    def work(group: Group) -> tuple[list[Span], float]:
+        step(group, 1e-6)  # what torch loads for the first backward in two halves takes longer than a whole step
+        pipeline, modules, loss = step(group, stage_s)
         gaps = [0.0 if loss is None else float((loss - total.detach()).abs())]
         for stage, module in modules.items():
             pairs = zip(module.parameters(), alone[stage].parameters(), strict=True)
