@@ -46,8 +46,8 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Random sizes of buckets that n divides. Where there is one micro-batch, or buckets leave in the last of several, they
-    are drawn until it is not the largest, nor the first, with which most is held."""
+    """Random sizes of buckets that n divides. With one micro-batch, and where buckets leave in the last of several,
+    they are drawn until it is not the largest, nor the first, with which most is held."""
     n, m = case["ranks"], case["micros"]
 
     def make(dice: random.Random) -> list[int]:

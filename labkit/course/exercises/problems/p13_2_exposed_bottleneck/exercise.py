@@ -40,8 +40,8 @@ def cases() -> Sequence[Case]:
 
 
 def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, float]]]:
-    """The trace of a step in ticks of 10 us, which are no whole milliseconds: a few rounds of data, compute, communication
-    and waits, which may overlap."""
+    """The trace of a step in ticks of 10 us, no whole milliseconds: a few rounds of data, compute, communication and
+    waits, which may overlap."""
     heavy = dice.choice(("compute", "communication", "data", "bubble"))
     lengths = {kind: dice.randint(20, 60) if kind == heavy else dice.randint(4, 24)
                for kind in ("compute", "communication", "data", "bubble")}  # fmt: skip
