@@ -46,16 +46,23 @@ def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks. `on` is the machine of each rank, or "any" to draw it."""
-    return [Case.of(4, on=(0, 1, 1, 0)), Case.of(4, on="any"), Case.of(3, on="any"), Case.of(2, on="any"),
+    """Worlds of 1 to 4 ranks, on up to three machines. `on` is the machine of each rank, or "any" to draw it."""
+    return [Case.of(4, on=(0, 1, 1, 0)), Case.of(4, on=(2, 0, 1, 0)), Case.of(3, on="any"), Case.of(2, on="any"),
             Case.of(1, on="any")]  # fmt: skip
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The node number of each rank."""
-    drawn = random.Random(case.seed)
-    names = drawn.sample(range(1000, 10_000), 2)
-    places = case["on"] if case["on"] != "any" else [drawn.randrange(2) for _ in range(case.n_ranks)]
+    """The node number of each rank. Numbers are so far from evenly spaced that no bins of one width part them."""
+
+    def make(dice: random.Random) -> tuple[list[int], list[int]]:
+        return dice.sample(range(1000, 10_000), 3), [dice.randrange(3) for _ in range(case.n_ranks)]
+
+    def tells(value: tuple[list[int], list[int]]) -> bool:
+        low, middle, high = sorted(value[0])
+        return not 0.3 < (middle - low) / (high - low) < 0.7
+
+    names, drawn = case.draw(make, tells)
+    places = case["on"] if case["on"] != "any" else drawn
     return [(torch.tensor([names[place]]),) for place in places]
 
 

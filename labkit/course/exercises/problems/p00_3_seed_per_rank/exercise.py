@@ -17,6 +17,8 @@ from labkit.course.judge.laws import silent
 from labkit.course.judge.run_record import aside
 
 DRAWN = 8
+FAR = (10, 100, 128, 256, 1000, 1024, 4096, 10_000, 65_536)
+"""How many seeds further on other runs begin, besides the next ones: numbers that people like."""
 
 
 def seed_rank(seed: int, make_model: Callable[[], nn.Module], group: Group) -> nn.Module:
@@ -50,14 +52,14 @@ def mlp(width: int) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
-    """Seed twice with one seed, then with those that follow; count the different streams of noise over all ranks."""
+    """Seed twice with one seed, then with others behind it; count the different streams of noise over all ranks."""
 
     def begin(seed: int) -> tuple[list[Tensor], Tensor]:
         model = attempt(seed, lambda: mlp(width), group)
         return [parameter.detach() for parameter in model.parameters()], torch.rand(DRAWN)
 
     (weights, noise), (second_weights, second_noise) = begin(seed), begin(seed)
-    later = [begin(seed + step)[1] for step in range(1, group.size + 1)]
+    later = [begin(seed + step)[1] for step in (*range(1, group.size + 1), *FAR)]
     raw = [torch.rand(DRAWN, generator=torch.Generator().manual_seed(seed + step)) for step in range(group.size + 1)]
     ours = aside(group)
     now = ours.all_gather(noise[None])
@@ -67,7 +69,7 @@ def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
         "the same seed gives the same weights again": all(map(torch.equal, weights, second_weights)),
         "the same seed gives the same noise again": torch.equal(noise, second_noise),
         "different streams of noise, over the ranks": len(now.unique(dim=0)),
-        "different streams, over the ranks, the next seeds and the weights": len(over_runs.unique(dim=0)),
+        "different streams, over the ranks, other seeds and the weights": len(over_runs.unique(dim=0)),
     }
 
 
@@ -83,7 +85,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             "the same seed gives the same weights again": True,
             "the same seed gives the same noise again": True,
             "different streams of noise, over the ranks": n,
-            "different streams, over the ranks, the next seeds and the weights": (n + 1) * (n + 1),
+            "different streams, over the ranks, other seeds and the weights": n * (1 + n + len(FAR)) + n + 1,
         }
     ] * n
 

@@ -36,7 +36,7 @@ def fit_alpha_beta(samples: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def cases() -> Sequence[Case]:
-    """Links from slow to fast."""
+    """Sizes that are measured `repeats` times, every second one once more; and each size once."""
     return [Case.of(1, repeats=6, sizes=7), Case.of(1, repeats=9, sizes=5), Case.of(1, repeats=1, sizes=2)]
 
 
@@ -45,9 +45,9 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     drawn = random.Random(case.seed)
     alpha, beta = 10 ** drawn.uniform(-5.5, -4), 10 ** drawn.uniform(-10.5, -9)
     samples: list[tuple[int, float]] = []
-    for _ in range(case["sizes"]):
+    for place in range(case["sizes"]):
         n_bytes = int(2 ** drawn.uniform(7, 23)) if samples else 64
-        for number in range(case["repeats"]):
+        for number in range(case["repeats"] + (place % 2 if case["repeats"] > 1 else 0)):
             disturbed = drawn.uniform(3, 40) if case["repeats"] > 2 and number < case["repeats"] // 3 else 1.0
             samples.append((n_bytes, (alpha + n_bytes * beta) * drawn.uniform(1.0, 1.15) * disturbed))
     drawn.shuffle(samples)

@@ -34,9 +34,11 @@ def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 7 ranks; in the first a rank in the middle has no rows."""
+    """Worlds of 1 to 7 ranks; in the first a rank in the middle has no rows. In the second, rows are so many that bf16,
+    the dtype of the rows, has no number for them."""
     return [
         Case.of(3, width=5, empty=(1,)),
+        Case.of(3, torch.bfloat16, width=2, empty=(2,), least=257),
         Case.of(4, torch.float64, width=3, empty=(0, 3)),
         Case.of(2, torch.int64, width=7, empty=()).among(
             Case.of(5, torch.bfloat16, width=2, empty=(4,)), Case.of(7, torch.int32, width=4, empty=(2, 3))
@@ -46,8 +48,9 @@ def cases() -> Sequence[Case]:
 
 
 def lengths_of(case: Case) -> list[int]:
-    """Rows by rank, all different but those that are empty."""
-    drawn = random.Random(case.seed).sample(range(1, LONGEST + 1), case.n_ranks)
+    """Rows by rank, all different but those that are empty; odd numbers where they begin at `least`."""
+    lengths = range(case["least"], case["least"] + 2 * LONGEST, 2) if "least" in case.what else range(1, LONGEST + 1)
+    drawn = random.Random(case.seed).sample(lengths, case.n_ranks)
     return [0 if rank in case["empty"] else length for rank, length in enumerate(drawn)]
 
 

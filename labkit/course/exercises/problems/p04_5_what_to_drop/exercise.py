@@ -36,7 +36,8 @@ def what_to_drop(activations: list[tuple[int, int]], cap_bytes: int) -> list[int
 
 
 def blocks(case: Case) -> dict[str, tuple[Held, int]]:
-    """Activations and caps by name. Bytes and flops are drawn apart; one large activation of each block is cheap."""
+    """Activations and caps by name. Bytes and flops are drawn apart; one large activation of each block is cheap.
+    In one block, three activations have the same bytes and flops."""
     draw = random.Random(case.seed)
     named: dict[str, tuple[Held, int]] = {}
     for number in range(case["n_blocks"]):
@@ -46,6 +47,10 @@ def blocks(case: Case) -> dict[str, tuple[Held, int]]:
         exact = sum(n_bytes for n_bytes, _ in draw.sample(held, 4))
         named |= {f"block {number}: some cap": (held, draw.randint(total // 5, 4 * total // 5)),
                   f"block {number}: a cap that some meet exactly": (held, exact)}  # fmt: skip
+    alike = (draw.randint(60, 99), draw.randint(20, 90))  # as query, key and value are: the best drops two of three
+    held = [alike] * 3 + [(draw.randint(10, 50), draw.randint(500, 999)) for _ in range(4)]
+    draw.shuffle(held)
+    named["three that are alike"] = held, sum(n_bytes for n_bytes, _ in held) - 2 * alike[0]
     held = [(draw.randint(10, 99), draw.randint(100, 999)) for _ in range(6)]
     return named | {"no room at all": (held, 0), "room for everything": (held, sum(n_bytes for n_bytes, _ in held))}
 

@@ -58,6 +58,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         [sign * size.abs().roll(7919 * step) for sign, size in zip(signs, sizes, strict=True)] for step in range(STEPS)
     ]
     grads[0][-1] = None  # a parameter that this step does not use
+    grads[3][-1] = torch.zeros_like(sizes[-1])  # one that it uses: moments go on moving it
     weights = [1 + case.random(*shape, key=7000 + i) / 8 for i, shape in enumerate(case["shapes"])]
     return [(weights, grads, case.dice.randint(3, STEPS))]
 

@@ -44,8 +44,8 @@ class DelayedUnits:
 
 
 def cases() -> Sequence[Case]:
-    """Histories of one step and of several."""
-    return [Case.of(3, length=3), Case.of(2, length=2), Case.of(1, length=4)]
+    """Histories of several steps and of one."""
+    return [Case.of(3, length=3), Case.of(2, length=1), Case.of(1, length=4)]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:

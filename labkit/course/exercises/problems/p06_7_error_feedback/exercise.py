@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,23 +42,38 @@ class TopKFeedback:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks."""
+    """Worlds of 1 to 4 ranks; gradients in 16 bits, too."""
     return [
         Case.of(3, torch.float64, numel=300, k=11),
         Case.of(4, torch.float32, numel=1000, k=40),
+        Case.of(2, torch.bfloat16, numel=60, k=7),
         Case.of(1, torch.float64, numel=200, k=30),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """Gradients of several steps: a part that all ranks and steps have in common, so that they choose the same places
-    now and then, and noise."""
-    same = case.random(case["numel"], key=3).sign() * case.random(case["numel"], key=4).exp()
+    now and then, and noise. No two numbers between which a rank has to choose are alike."""
+    numel, k = case["numel"], case["k"]
 
-    def grads(rank: int) -> list[Tensor]:
-        return [same + case.random(case["numel"], key=100 + 10 * rank + step) / 2 for step in range(STEPS)]
+    def make(dice: random.Random) -> list[list[Tensor]]:
+        key = dice.randrange(1 << 30)
+        same = case.random(numel, key=key).sign() * case.random(numel, key=key + 1).exp()
+        return [[same + case.random(numel, key=key + 100 + 10 * rank + step) / 2 for step in range(STEPS)]
+                for rank in range(case.n_ranks)]  # fmt: skip
 
-    return [(case["k"], grads(rank)) for rank in range(case.n_ranks)]
+    def tells(ranks: list[list[Tensor]]) -> bool:
+        for grads in ranks:
+            owed = torch.zeros(numel, dtype=case.dtype)
+            for grad in grads:
+                owed = owed + grad
+                sizes = owed.abs().sort(descending=True)
+                if sizes.values[k - 1] == sizes.values[k]:
+                    return False
+                owed[sizes.indices[:k]] = 0
+        return True
+
+    return [(k, grads) for grads in case.draw(make, tells)]
 
 
 def play(attempt: Any, group: Group, k: int, grads: list[Tensor]) -> Any:

@@ -33,20 +33,21 @@ def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 7 ranks; with three tiny parameters the last rank may own nothing."""
+    """Worlds of 1 to 7 ranks; with three tiny parameters the last rank may own nothing. `even`: n divides the sum."""
     return [
         Case.of(3, params=7, most=900),
         Case.of(4, params=3, most=2),
+        Case.of(4, params=6, most=40, even=True),
         Case.of(2, params=12, most=50).among(Case.of(5, params=11, most=200), Case.of(7, params=16, most=90)),
         Case.of(1, params=4, most=30),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Sizes, the same for all; their sum is one more than a multiple of n, so that padding is needed."""
+    """Sizes, the same for all; their sum is one more than a multiple of n, so that padding is needed, or just one."""
     draw = random.Random(case.seed)
     sizes = [draw.randint(1, case["most"]) for _ in range(case["params"])]
-    sizes[draw.randrange(len(sizes))] += (1 - sum(sizes)) % case.n_ranks
+    sizes[draw.randrange(len(sizes))] += (("even" not in case.what) - sum(sizes)) % case.n_ranks
     return [(list(sizes),) for _ in range(case.n_ranks)]
 
 

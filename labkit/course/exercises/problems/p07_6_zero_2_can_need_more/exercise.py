@@ -46,9 +46,22 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Random sizes of buckets that n divides."""
-    draw, n = random.Random(case.seed), case["ranks"]
-    return [([n * 8 * draw.randint(100, 9000) for _ in range(case["buckets"])], n, case["micros"])]
+    """Random sizes of buckets that n divides. With one micro-batch, and where buckets leave in the last of several,
+    they are drawn until it is not the largest, nor the first, with which most is held."""
+    n, m = case["ranks"], case["micros"]
+
+    def make(dice: random.Random) -> list[int]:
+        return [n * 8 * dice.randint(100, 9000) for _ in range(case["buckets"])]
+
+    def tells(buckets: list[int]) -> bool:
+        gone = [sum(buckets[:place]) for place in range(len(buckets))]
+        held = [
+            (gone[i] // n + (bucket if m == 1 else sum(buckets) - gone[i]) + bucket) for i, bucket in enumerate(buckets)
+        ]
+        fullest = held.index(max(held))
+        return len(buckets) == 1 or fullest not in (0, buckets.index(max(buckets)) if m == 1 else 0)
+
+    return [(case.draw(make, tells), n, m)]
 
 
 def play(attempt: Any, group: Any, buckets: list[int], n_ranks: int, n_micro: int) -> Any:

@@ -34,12 +34,14 @@ def newton_schulz(u: Tensor, steps: int) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Wide, tall, square and long thin matrices; one of zeros; one step and none."""
+    """Wide, tall, square and long thin matrices; one of zeros, one whose norm is below 1e-7; one step and none."""
     return [
         Case.of(1, torch.float64, rows=7, cols=12, steps=5, size=3.0),
         Case.of(1, torch.float64, rows=12, cols=7, steps=5, size=0.01),
         Case.of(1, torch.float64, rows=9, cols=9, steps=1, size=1.0),
         Case.of(1, rows=3, cols=4, steps=3, size=0.0),
+        Case.of(1, torch.float64, rows=4, cols=5, steps=2, size=1e-9),
+        Case.of(1, torch.float64, rows=5, cols=3, steps=0, size=2.0),
         Case.of(1, torch.float64, rows=6, cols=900, steps=5, size=1.0),
         Case.of(1, torch.float64, rows=900, cols=6, steps=2, size=1.0),
     ]

@@ -39,11 +39,12 @@ def load_resharded(read: Callable[[int], Tensor], n_saved: int, numel: int, grou
 
 
 def cases() -> Sequence[Case]:
-    """From more ranks to fewer, and from fewer to more; neither number of ranks divides the row."""
+    """From more ranks to fewer, from fewer to more, and to as many; no number of ranks divides the row."""
     return [
         Case.of(3, saved=5, numel=60_004),
         Case.of(2, saved=4, numel=61_001),
         Case.of(4, saved=3, numel=50_006),
+        Case.of(3, saved=3, numel=40_003),
         Case.of(4, saved=2, numel=5),
         Case.of(1, saved=3, numel=20_002),
     ]

@@ -37,10 +37,10 @@ class ColumnLinear:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `each` outputs a rank."""
+    """Worlds of 1 to 4 ranks; `each` outputs a rank, once so many that the biases of others show, too."""
     return [
         Case.of(3, each=40, inputs=200, rows=5),
-        Case.of(2, torch.float64, each=60, inputs=120, rows=4),
+        Case.of(2, torch.float64, each=2000, inputs=20, rows=4),
         Case.of(4, each=30, inputs=180, rows=1),
         Case.of(1, torch.float64, each=70, inputs=110, rows=3),
     ]

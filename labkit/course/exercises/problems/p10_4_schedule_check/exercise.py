@@ -71,6 +71,7 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
     rank, i, last = draw.randrange(p), draw.randrange(m), p - 1
     weights = [[Action("W", stage, micro) for micro in range(m)] for stage in range(p)]
     forwards = tuple(tuple(action for action in program if action.kind == "F") for program in plain.programs)
+    early = draw.randrange(last)
     waits = gpipe(p, m).programs[1:], tuple(Action(kind, 0, k) for k in range(m) for kind in "FB")
     return {
         "a backward before its own forward": swapped(plain, last, Action("F", last, i), Action("B", last, i)),
@@ -88,6 +89,12 @@ def wrong(p: int, m: int, draw: random.Random) -> dict[str, Schedule]:
         "two ranks have each other's programs": replace(plain, programs=plain.programs[::-1]),
         "the gradient of weights before that of the input": swapped(
             cut, rank, Action("B", rank, i), Action("W", rank, i)
+        ),
+        "a backward on the rank behind its own": with_more(
+            without(plain, early, Action("B", early, i)), early + 1, Action("B", early, i)
+        ),
+        "a gradient of weights on another rank": with_more(
+            without(cut, rank, Action("W", rank, i)), (rank + 1) % p, Action("W", rank, i)
         ),
         "nobody goes backward": replace(plain, programs=forwards),
         "nobody does anything": replace(plain, programs=((),) * p),

@@ -47,15 +47,16 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Costs of layers from 1 to 5, in quarters, of which the last is multiplied by the case's `last`.
+    """Costs of layers from 1 to 5, in 1,024ths, of which the last is multiplied by the case's `last`.
 
-    Unless there is only one cut, they are drawn until no usual short cut, such as `even` or `to_the_mean`, gives a
+    Unless there is only one cut, they are drawn until no usual short cut, such as `even` or `nearly`, gives a
     best one."""
     draw, n, p = random.Random(case.seed), case["layers"], case["stages"]
     while True:
-        costs = [draw.randrange(4, 20) / 4 for _ in range(n)]
+        costs = [draw.randrange(1024, 5 * 1024) / 1024 for _ in range(n)]
         costs[-1] *= case["last"]
         cuts = [even(costs, p), to_the_mean(costs, p), [*range(p), n], alike(costs, p)]
+        cuts += [nearly(costs, p)] if n >= 12 else []  # with fewer layers, costs of cuts are seldom so near
         told_apart = len(set(map(tuple, cuts))) == len(cuts)
         if p in (1, n) or (told_apart and min(worst_of(costs, cut) for cut in cuts) > least(costs, p)):
             return [(costs, p)]
@@ -95,6 +96,24 @@ def alike(costs: list[float], n_stages: int) -> list[int]:
                     cuts.append((cost**2 + squares, max(cost, worst), [start, *rest]))
             best[start] = min(cuts)
     return best[0][2]
+
+
+def nearly(costs: list[float], n_stages: int) -> list[int]:
+    """The bounds of stages that are filled from the front up to a limit, found by halving until it is known to 0.1."""
+    n, low, high = len(costs), max(costs), sum(costs)
+
+    def up_to(limit: float) -> list[int]:
+        bounds, cost = [0], 0.0
+        for k, layer in enumerate(costs):
+            if k > bounds[-1] and (cost + layer > limit or n - k <= n_stages - len(bounds)):
+                bounds, cost = [*bounds, k], 0.0
+            cost += layer
+        return [*bounds, n]
+
+    while high - low > 0.1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(up_to(middle)) - 1 <= n_stages else (middle, high)
+    return up_to(low) if len(up_to(low)) - 1 <= n_stages else up_to(high)
 
 
 def play(attempt: Any, group: Group, costs: list[float], n_stages: int) -> Any:

@@ -60,14 +60,16 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
 def play(
     attempt: Any, group: Any, linear: nn.Linear, rank: int, alpha: float, x: Tensor, a: Tensor, b: Tensor, grad: Tensor
 ) -> Any:
-    """Run the layer as it begins, then forward and backward with the given A and B."""
+    """Run the layer as it begins, then forward and backward with the given A and B, of a batch that comes from layers
+    before it."""
     layer = attempt(linear, rank, alpha)
     first, varied = layer(x), bool((layer.A != 0).all()) and bool(layer.A.flatten().std() > 0)
     alike = torch.equal(layer.A, attempt(linear, rank, alpha).A)
     with torch.no_grad():
         layer.A.copy_(a)
         layer.B.copy_(b)
-    y = layer(x)
+    before = x.clone().requires_grad_()
+    y = layer(before)
     (y * grad).sum().backward()
     return {
         "y at the start": first,
@@ -75,6 +77,7 @@ def play(
         "A of two layers is alike": alike,
         "trains": sorted(name for name, p in layer.named_parameters() if p.requires_grad),
         "y": y,
+        "gradient of x": before.grad,
         "gradient of A": layer.A.grad,
         "gradient of B": layer.B.grad,
     }
@@ -85,10 +88,12 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ((linear, rank, alpha, x, a, b, grad),) = inputs
     w, b64, a64 = linear.weight.detach().double(), b.double().requires_grad_(), a.double().requires_grad_()
     bias = linear.bias.detach().double() if linear.bias is not None else torch.zeros(len(w), dtype=torch.float64)
-    y = x.double() @ (w + alpha * (b64 @ a64) / rank).T + bias
+    x64 = x.double().requires_grad_()
+    y = x64 @ (w + alpha * (b64 @ a64) / rank).T + bias
     (y * grad.double()).sum().backward()
     first = x.double() @ w.T + bias
     results = {"y at the start": first, "y": y, "gradient of A": a64.grad, "gradient of B": b64.grad}
+    results["gradient of x"] = x64.grad
     return [{**{name: tensor.detach().to(case.dtype) for name, tensor in results.items() if tensor is not None},
              "A is random": True, "A of two layers is alike": False, "trains": ["A", "B"]}]  # fmt: skip
 

@@ -47,7 +47,8 @@ def cases() -> Sequence[Case]:
 
 
 def tree(draw: random.Random, depth: int) -> nn.Module:
-    """Linears of various names, a norm that is no linear, a list, and smaller trees."""
+    """Linears of various names, one of which ends as a target does, a norm that is no linear, a list, and smaller
+    trees."""
     size = draw.choice(SIZES)
     parts: dict[str, nn.Module] = {
         name: nn.LayerNorm(size) if name == "norm" and draw.random() < 0.5 else nn.Linear(size, draw.choice(SIZES))
@@ -55,6 +56,7 @@ def tree(draw: random.Random, depth: int) -> nn.Module:
     }
     parts["mlp"] = nn.Sequential(nn.Linear(size, 8), nn.GELU(), nn.Linear(8, size, bias=False))
     parts["linear"] = nn.Linear(size, size)
+    parts["key_value"] = nn.Linear(size, 8)
     if depth:
         parts["blocks"] = nn.ModuleList(tree(draw, depth - 1) for _ in range(draw.randint(1, 2)))
         parts["value"] = nn.ModuleDict({"value": nn.Linear(size, size), "query": nn.Linear(size, 8)})

@@ -32,22 +32,25 @@ def reduce_adapter_grads(model: nn.Module, group: Group) -> None:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `skips` is how many ranks do not use the last adapter."""
+    """Worlds of 1 to 4 ranks; `skips` is how many ranks do not use the last adapter. With `whole`, the linear in front
+    of it trains as it is, without an adapter."""
     return [
         Case.of(3, width=20, layers=4, rank=2, skips=1),
-        Case.of(4, torch.float64, width=11, layers=3, rank=3, skips=0),
+        Case.of(4, torch.float64, width=11, layers=3, rank=3, skips=0, whole=True),
         Case.of(2, width=15, layers=5, rank=1, skips=2),
         Case.of(1, width=9, layers=2, rank=2, skips=0),
     ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Weights, A and B that all share, rows of each rank's own, and True if the rank uses the last layer."""
+    """Weights, A and B that all share, rows of each rank's own, True if the rank uses the last layer, and True if a
+    linear trains as a whole."""
     d, r, n_layers = case["width"], case["rank"], case["layers"]
     weights = [case.random(d, d, key=i) / d**0.5 for i in range(n_layers)]
     factors = [(case.random(r, d, key=50 + i) / d**0.5, case.random(d, r, key=90 + i)) for i in range(n_layers)]
     return [
-        (weights, factors, case.random(ROWS, d, key=200 + rank), rank >= case["skips"]) for rank in range(case.n_ranks)
+        (weights, factors, case.random(ROWS, d, key=200 + rank), rank >= case["skips"], "whole" in case.what)
+        for rank in range(case.n_ranks)
     ]
 
 
@@ -57,8 +60,9 @@ def frozen(n_layers: int) -> str:
 
 
 def play(
-    attempt: Any, group: Group, weights: list[Tensor], factors: list[tuple[Tensor, Tensor]], x: Tensor, all_used: bool
-) -> Any:
+    attempt: Any, group: Group, weights: list[Tensor], factors: list[tuple[Tensor, Tensor]], x: Tensor, all_used: bool,
+    whole: bool,
+) -> Any:  # fmt: skip
     """Run backward through linear layers, of which the last and every second before it have adapters, the first of
     them with a frozen A; then the attempt. Return the gradients by name."""
     model = nn.ModuleList()
@@ -71,6 +75,8 @@ def play(
             layer.B.data.copy_(b)
         model.append(layer)
     model.get_parameter(frozen(len(weights))).requires_grad_(False)
+    if whole:
+        model[-2].requires_grad_()
     y = x
     for module in model if all_used else list(model)[:-1]:
         y = torch.tanh(module(y))
@@ -83,16 +89,20 @@ def play(
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients from autograd on merged weights, in one process, in float64."""
-    weights, factors, *_ = inputs[0]
+    weights, factors, _, _, whole = inputs[0]
     n_layers, leaves = len(weights), {}
     for i in range(n_layers):
         if (n_layers - i) % 2:
             leaves[f"{i}.A"], leaves[f"{i}.B"] = (factor.double().requires_grad_() for factor in factors[i])
+    if whole:
+        leaves[f"{n_layers - 2}.weight"] = weights[-2].double().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
-    for _, _, x, all_used in inputs:
+    for _, _, x, all_used, _ in inputs:
         y = x.double()
         for i in range(n_layers if all_used else n_layers - 1):
-            w = weights[i].double() + (leaves[f"{i}.B"] @ leaves[f"{i}.A"] if f"{i}.A" in leaves else 0)
+            w = leaves.get(f"{i}.weight", weights[i].double()) + (
+                leaves[f"{i}.B"] @ leaves[f"{i}.A"] if f"{i}.A" in leaves else 0
+            )
             y = torch.tanh(y @ w.T)
         total = total + y.square().sum() / case.n_ranks
     if total.requires_grad:
@@ -104,14 +114,16 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             grads[f"{i}.{factor}"] = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(case.dtype)
         grads[f"{i}.linear.weight" if f"{i}.A" in leaves else f"{i}.weight"] = None
     grads[frozen(n_layers)] = None
+    if whole:
+        grads[f"{n_layers - 2}.weight"] = leaves[f"{n_layers - 2}.weight"].grad.to(case.dtype)
     return [grads] * case.n_ranks
 
 
 def law(case: Case, rank: int) -> float:
-    """Bytes that a rank sends: 2 (n-1)/n of the adapters' that train."""
+    """Bytes that a rank sends: 2 (n-1)/n of what trains, adapters and perhaps a linear."""
     adapters = case["rank"] * case["width"] * (2 * ((case["layers"] + 1) // 2) - 1)
-    whole = adapters * case.item_bytes
-    return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * whole // case.n_ranks)
+    n_bytes = (adapters + ("whole" in case.what) * case["width"] ** 2) * case.item_bytes
+    return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * n_bytes // case.n_ranks)
 
 
 PROBLEM = Problem(
@@ -124,7 +136,7 @@ PROBLEM = Problem(
     laws=(
         sends(
             law,
-            "each rank sends 2 (n-1)/n of the adapters' bytes, in one all_reduce",
+            "each rank sends 2 (n-1)/n of the bytes that train, in one all_reduce",
             only=("all_reduce",),
             messages=lambda case, rank: 1,
         ),

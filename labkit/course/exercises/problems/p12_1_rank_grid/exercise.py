@@ -35,8 +35,11 @@ class RankGrid:
 
 
 def cases() -> Sequence[Case]:
-    """Three axes of different sizes, in several orders; axes of one rank."""
-    return [Case.of(1, sizes=order) for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (3, 1, 3), (3, 3, 0))]
+    """Three axes of different sizes, in several orders; axes of one rank; axes that are alike."""
+    return [
+        Case.of(1, sizes=order)
+        for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0), (3, 1, 3), (3, 3, 0), (0, 0, 0), (0, 1, 0))
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:

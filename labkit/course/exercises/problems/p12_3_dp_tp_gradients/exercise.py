@@ -61,10 +61,20 @@ def mine(case: Case, weights: dict[str, Tensor], rank: int) -> dict[str, Tensor]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The whole batch, a rank's weights, and the sizes of the axes."""
-    batch = [case.random(case["rows"], case["width"], key=key) for key in (8, 9)]
+    """The batch, a rank's weights, and the sizes of the axes. A rank finds other numbers in the rows of other copies:
+    what it makes of rows that are not its own tells."""
     sizes = case["dp"], case["tp"]
-    return [(*batch, mine(case, whole(case), rank), *sizes) for rank in range(case.n_ranks)]
+    return [
+        (*(seen(case, key, rank // case["tp"]) for key in (8, 9)), mine(case, whole(case), rank), *sizes)
+        for rank in range(case.n_ranks)
+    ]
+
+
+def seen(case: Case, key: int, copy: int) -> Tensor:
+    """x (key 8) or target (key 9) as the ranks of a copy find it: its own rows, and others in place of the rest."""
+    rows = list(case.random(case["rows"], case["width"], key=100 * copy + 10 + key).chunk(case["dp"]))
+    rows[copy] = case.random(case["rows"], case["width"], key=key).chunk(case["dp"])[copy]
+    return torch.cat(rows)
 
 
 def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[str, Tensor], dp: int, tp: int) -> Any:
@@ -76,7 +86,7 @@ def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[st
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """The gradients of the whole batch through the whole model in one process, in float64."""
-    x, target = (tensor.double() for tensor in inputs[0][:2])
+    x, target = (case.random(case["rows"], case["width"], key=key).double() for key in (8, 9))
     w = {name: weight.double().requires_grad_() for name, weight in whole(case).items()}
     y = torch.nn.functional.linear(torch.nn.functional.linear(x * w["gain"], w["up"]).tanh(), w["down"], w["bias"])
     whole_grads = torch.autograd.grad(mse_loss(y, target), list(w.values()))

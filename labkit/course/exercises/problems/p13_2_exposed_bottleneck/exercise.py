@@ -11,6 +11,9 @@ from labkit.course.exercises.exercise_files import beside
 from labkit.course.exercises.problem import Problem, call_alone
 from labkit.course.judge.case import Case
 
+TICKS = 100_000
+"""Ticks in a second."""
+
 
 def exposed_bottleneck(trace: list[list[tuple[str, float, float]]]) -> tuple[str, float]:
     """The kind of work that takes most of a step's time, and its share of the time of all ranks together, 0 to 1.
@@ -37,8 +40,8 @@ def cases() -> Sequence[Case]:
 
 
 def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, float]]]:
-    """The trace of a step in whole milliseconds: a few rounds of data, compute, communication and waits, which may
-    overlap."""
+    """The trace of a step in ticks of 10 us, no whole milliseconds: a few rounds of data, compute, communication and
+    waits, which may overlap."""
     heavy = dice.choice(("compute", "communication", "data", "bubble"))
     lengths = {kind: dice.randint(20, 60) if kind == heavy else dice.randint(4, 24)
                for kind in ("compute", "communication", "data", "bubble")}  # fmt: skip
@@ -49,32 +52,33 @@ def drawn(dice: random.Random, n_ranks: int) -> list[list[tuple[str, float, floa
             for kind in dice.sample(tuple(lengths), 4):
                 for begin in (now, now + dice.randint(0, 9))[: dice.randint(1, 2) if kind != "compute" else 1]:
                     if kind != "bubble":
-                        end = begin + dice.randint(1, lengths[kind])
-                        spans.append((kind, begin / 1000, end / 1000))
+                        begin_tick, end_tick = (
+                            100 * t + dice.randint(1, 98) for t in (begin, begin + dice.randint(1, lengths[kind]))
+                        )
+                        spans.append((kind, begin_tick / TICKS, end_tick / TICKS))
                 now += dice.randint(0, lengths[kind]) + (kind == "bubble") * lengths[kind] // 2
         dice.shuffle(spans)
         trace.append(spans)
     return trace
 
 
-def by_the_millisecond(trace: list[list[tuple[str, float, float]]]) -> dict[str, int]:
-    """Milliseconds of all ranks by kind, counted one by one."""
-    milliseconds = dict.fromkeys(("compute", "communication", "data", "bubble"), 0)
-    last = max(round(1000 * end) for spans in trace for _, _, end in spans)
+def by_the_tick(trace: list[list[tuple[str, float, float]]]) -> dict[str, int]:
+    """Ticks of all ranks by kind: each is a byte, on which a later kind writes over an earlier one."""
+    kinds = ("bubble", "data", "communication", "compute")
+    ticks, last = dict.fromkeys(kinds, 0), max(round(TICKS * end) for spans in trace for _, _, end in spans)
     for spans in trace:
-        line = ["bubble"] * last
-        for wanted in ("data", "communication", "compute"):  # a later kind overwrites an earlier one
-            for kind, begin, end in spans:
-                if kind == wanted:
-                    line[round(1000 * begin) : round(1000 * end)] = [kind] * round(1000 * (end - begin))
-        for kind in line:
-            milliseconds[kind] += 1
-    return milliseconds
+        line = bytearray(last)
+        for number, wanted in enumerate(kinds):
+            for first, end in ((round(TICKS * a), round(TICKS * b)) for kind, a, b in spans if kind == wanted):
+                line[first:end] = bytes([number]) * (end - first)
+        for number, kind in enumerate(kinds):
+            ticks[kind] += line.count(number)
+    return ticks
 
 
 def clear(trace: list[list[tuple[str, float, float]]]) -> bool:
     """True if the kind with most time has over 5% more than the second."""
-    first, second, *_ = sorted(by_the_millisecond(trace).values(), reverse=True)
+    first, second, *_ = sorted(by_the_tick(trace).values(), reverse=True)
     return first > 1.05 * second
 
 
@@ -86,7 +90,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
         return list(itertools.islice(filter(clear, endless), case["n_traces"]))
 
     def tells(traces: list[list[list[tuple[str, float, float]]]]) -> bool:
-        totals = map(by_the_millisecond, traces)
+        totals = map(by_the_tick, traces)
         return any(by_kind["compute"] == max(by_kind.values()) for by_kind in totals)
 
     return [(case.draw(make, tells),)]
@@ -98,8 +102,8 @@ def play(attempt: Any, group: Any, traces: list[list[list[tuple[str, float, floa
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The kind and its share in each trace, by counting milliseconds."""
-    totals = [by_the_millisecond(trace) for trace in inputs[0][0]]
+    """The kind and its share in each trace, by counting ticks."""
+    totals = [by_the_tick(trace) for trace in inputs[0][0]]
     return [
         [
             [most, by_kind[most] / sum(by_kind.values())]

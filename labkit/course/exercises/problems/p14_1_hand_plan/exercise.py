@@ -41,13 +41,19 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """Plans of small GPTs, since nothing in the law depends on their size."""
+    """Plans of small GPTs, since nothing in the law depends on their size. With five stages, the first plan has 7 or 8
+    blocks, and a stage that has another number of them than if all that are left over went to the last stages."""
     dice, plans = random.Random(case.seed), []
     for k in range(case["n_plans"]):
         layout = Layout(dice.choice(case["dp"]), dice.choice(case["pp"]), dice.choice(case["tp"]))
         d, vocab = 8 * dice.randint(2, 12), 4 * dice.randint(50, 300)
         shape = ModelShape.gpt(dice.randint(5, 9), d, 4, vocab, dice.randint(10, 90), tied=False)
         plans.append((shape, layout, k % 4, dice.randrange(layout.size)))
+    if 5 in case["pp"]:
+        n_layer, stage = dice.choice(((7, 2), (7, 3), (8, 1), (8, 2)))
+        layout, (shape, _, zero, _) = Layout(2, 5, 2), plans[0]
+        one = ModelShape.gpt(n_layer, shape.d_model, 4, shape.vocab, shape.seq, tied=False)
+        plans[0] = one, layout, zero, layout.tp * stage
     return [(plans,)]
 
 

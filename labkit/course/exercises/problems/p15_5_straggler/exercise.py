@@ -42,7 +42,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
             n_steps, stops, at = 2 * dice.randint(5, 7), slow, 0
         elif kind == "one more":
             n_steps, stops, at = 2 * dice.randint(5, 7) + 1, slow, 0
-        turn = dice.randrange(n)
+        turn, barrier_s = dice.randrange(n), dice.uniform(0.005, 0.4)
         now, clocks = 0.0, [dice.uniform(0, 1000) for _ in range(n)]
         trace: list[list[tuple[float, float, float]]] = [[] for _ in range(n)]
         for step in range(n_steps):
@@ -55,7 +55,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
                 work += 20.0 if rank == stops and step == at else 0
                 begins[rank] += dice.uniform(0, 0.02) + (0.5 if rank == late and kind == "between" else 0)
                 arrives[rank] = begins[rank] + work
-            now = max(arrives) + 0.01
+            now = max(arrives) + barrier_s
             for rank in range(n):
                 shift = clocks[rank]
                 trace[rank].append((begins[rank] + shift, arrives[rank] + shift, now + shift))

@@ -32,10 +32,11 @@ def ragged_all_to_all(x: Tensor, send_rows: list[int], receive_rows: list[int], 
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 5 ranks. `rows` are those from rank i (a line) to rank j."""
+    """Worlds of 1 to 5 ranks. `rows` are those from rank i (a line) to rank j. In the second, rank 1 gets none at all,
+    and rank 2 sends none."""
     return [
         Case.of(3, width=4, rows=((1, 4, 2), (5, 2, 3), (7, 6, 8))),
-        Case.of(4, torch.float64, width=3, rows=((2, 0, 5, 1), (3, 0, 0, 4), (0, 0, 0, 0), (6, 2, 0, 3))),
+        Case.of(4, torch.float64, width=3, rows=((2, 0, 5, 1), (3, 0, 0, 4), (0, 0, 0, 0), (6, 0, 2, 3))),
         Case.of(5, torch.bfloat16, width=2, rows=((0, 3, 0, 1, 2), (4, 0, 0, 0, 5), (0, 0, 1, 6, 0), (2, 7, 3, 0, 0),
                 (1, 0, 8, 2, 4))).among(
             Case.of(4, torch.int32, width=5, rows=((3, 1, 0, 2), (0, 4, 6, 0), (5, 0, 0, 7), (1, 2, 8, 0))),

@@ -128,6 +128,17 @@ def most(case: Case, rank: int) -> float:
     return (leave + come) * case["width"] * case.item_bytes + COUNT_BYTES * n_expert * (n - 1) // n
 
 
+def told(record: RunRecord) -> Complaint | None:
+    """A Complaint unless the first that a rank sends is a count for each expert of the others, in int64."""
+    case = record.case
+    wanted = COUNT_BYTES * case.n_ranks * case["each"] * (case.n_ranks - 1) // case.n_ranks
+    for rank in range(case.n_ranks):
+        for event in record.sent(rank)[:1]:
+            if event.n_bytes != wanted:
+                return Complaint(f"{wanted:,} bytes of counts first", f"{event.n_bytes:,} bytes", rank, (event.number,))
+    return None
+
+
 def once(record: RunRecord) -> Complaint | None:
     """A Complaint unless each expert was called once, with all of its rows."""
     case = record.case
@@ -155,6 +166,7 @@ PROBLEM = Problem(
             lambda case, rank: (0, most(case, rank)),
             "each rank sends at most (out + in) D numbers and (n-1)/n of E counts: what leaves, and what came, once",
         ),
+        Law("wire", "counts of rows travel first, in int64", told),
         Law("order", "each expert runs once, on the rows of all ranks together", once),
     ),
 )

@@ -51,9 +51,10 @@ class BalancedRouter:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; tokens of a micro-batch, steps, and micro-batches in a step."""
+    """Worlds of 1 to 4 ranks; tokens of a micro-batch, steps, and micro-batches in a step. In the first, an expert gets
+    no rows at all for a while (`starved`)."""
     return [
-        Case.of(2, k=2, experts=4, tokens=6, steps=4, micro=2, rate=0.05),
+        Case.of(2, k=2, experts=4, tokens=6, steps=4, micro=2, rate=0.05, starved=True),
         Case.of(4, k=1, experts=4, tokens=5, steps=5, micro=1, rate=0.03),
         Case.of(3, k=2, experts=6, tokens=7, steps=4, micro=2, rate=0.08).among(
             Case.of(4, k=3, experts=5, tokens=5, steps=4, micro=2, rate=0.07),
@@ -71,6 +72,7 @@ def by_step(case: Case) -> list[list[Micro]]:
         def one() -> Tensor:
             logits = case.random(case["tokens"], case["experts"], key=dice.randrange(1 << 30))
             logits[:, 0] += 1.0
+            logits[:, -1] -= 3.0 if "starved" in case.what else 0.0
             return logits
 
         return [[[one() for _ in range(case["micro"])] for _ in range(case.n_ranks)] for _ in range(case["steps"])]
@@ -80,7 +82,7 @@ def by_step(case: Case) -> list[list[Micro]]:
 
 def _tells(case: Case, steps: list[list[Micro]], rate: float) -> bool:
     bias = torch.zeros(case["experts"], dtype=torch.float64)
-    stayed = moved = own = last = 0  # how often a mistake would tell
+    stayed = moved = own = last = starved = 0  # how often a mistake would tell
     for ranks in steps:
         loads = []
         for micro in ranks:
@@ -101,7 +103,10 @@ def _tells(case: Case, steps: list[list[Micro]], rate: float) -> bool:
         last += not torch.equal(_sign(rows[:, -1].sum(0)), sign)
         load = rows.sum((0, 1))
         stayed += int((load == load.mean().floor()).sum())
+        starved += not torch.equal((load[load > 0].mean() - load).sign(), sign)
         bias += rate * sign
+    if "starved" in case.what and not starved:
+        return False
     return bool(stayed and moved and (own or case.n_ranks == 1) and (last or case["micro"] == 1))
 
 

@@ -41,11 +41,13 @@ def merge_blocks(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 5 ranks; `tokens` a rank, whose keys come in `pieces`; all scores of a head are near +-`far`.
+    """Worlds of 1 to 5 ranks; `tokens` a rank, whose keys come in `pieces`; all scores of a head are near +-`far`, or
+    apart by up to twice `tilt` of that: with it, the keys that a rank sees first are all that even heads look at, and
+    what odd heads look away from.
     In the first, all blocks together have 24 MB, of which 8 may be held, noise included."""
     return [
         Case.of(3, torch.float64, heads=16, tokens=48, width=80, pieces=16, far=800),
-        Case.of(2, heads=6, tokens=20, width=48, pieces=5, far=120),
+        Case.of(2, heads=6, tokens=20, width=48, pieces=5, far=120, tilt=0.6),
         Case.of(4, torch.float64, heads=4, tokens=18, width=32, pieces=3, far=1500).among(
             Case.of(5, torch.float64, heads=2, tokens=15, width=32, pieces=3, far=1500)
         ),
@@ -56,13 +58,17 @@ def cases() -> Sequence[Case]:
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     """A rank's queries [H, T, W], and its keys and values [2, T, W], which all heads share.
 
-    The first number of every key is 1, and that of a query is far from 0: in even heads above, in odd ones below."""
+    The first number of every key is 1, or about 1, and that of a query is far from 0: in even heads above, in odd ones
+    below."""
     arguments = []
     for rank in range(case.n_ranks):
         q = case.random(case["heads"], case["tokens"], case["width"], key=2 * rank) / case["width"] ** 0.5
         kv = case.random(2, case["tokens"], case["width"], key=2 * rank + 1)
         q[0::2, :, 0], q[1::2, :, 0] = case["far"], -case["far"]
         kv[0, :, 0] = 1
+        if "tilt" in case.what:
+            kv[0, :, 0] -= case["tilt"] * case.random(case["tokens"], key=100 + rank).sigmoid()
+            kv[0, -(case["tokens"] // case["pieces"]) :, 0] = 1 + case["tilt"]
         arguments.append((q, kv, case["pieces"]))
     return arguments
 

@@ -82,6 +82,7 @@ def play(attempt: Any, group: Group, hidden: Tensor, labels: Tensor, length: int
         "part": row.part_of(hidden),
     }
     weigh(group)
+    reply["part, with two dims more"] = row.part_of(hidden[:, None])
     return {**reply, "joined": row.whole_of(reply["part"] * 2), "labels": row.whole_of(row.part_of(labels))}
 
 
@@ -104,6 +105,7 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
             "positions": [torch.tensor(places) for places in dealt],
             "work": [int(mask[[place for place in places if place < length]].sum()) for places in dealt],
             "part": padded[dealt[rank]],
+            "part, with two dims more": padded[dealt[rank]][:, None],
             "joined": hidden * 2,
             "labels": labels,
         }

@@ -59,11 +59,12 @@ def ring_backward(
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 7 ranks; sequences in order, where a rank sees nothing of some blocks, and in zigzag order; one
-    with parts of different lengths. In the largest world, the blocks of all others do not fit beside one's work."""
+    """Worlds of 1 to 7 ranks; sequences in order, where a rank sees nothing of some blocks, and in zigzag order, once
+    with each part from its last token to its first; one with parts of different lengths. In the largest world, the
+    blocks of all others do not fit beside one's work."""
     return [
         Case.of(2, torch.float64, length=8, heads=2, width=5, order="contiguous"),
-        Case.of(3, length=18, heads=2, width=4, order="zigzag"),
+        Case.of(3, length=18, heads=2, width=4, order="zigzag", backwards=True),
         Case.of(7, torch.float64, length=196, heads=4, width=600, order="zigzag"),
         Case.of(5, torch.float64, length=20, heads=1, width=6, order="contiguous").among(
             Case.of(4, torch.float64, length=12, heads=2, width=3, order="contiguous"),
@@ -79,7 +80,8 @@ def cases() -> Sequence[Case]:
 def parts(case: Case) -> list[Tensor]:
     """The places of each rank's tokens."""
     order = {"contiguous": contiguous, "zigzag": zigzag}[case["order"]]
-    return [positions_of(part) for part in order(case["length"], case.n_ranks)]
+    places = [positions_of(part) for part in order(case["length"], case.n_ranks)]
+    return [part.flip(0) for part in places] if "backwards" in case.what else places
 
 
 def whole(case: Case) -> tuple[list[Tensor], Tensor, Tensor]:

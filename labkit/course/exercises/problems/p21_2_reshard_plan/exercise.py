@@ -49,13 +49,15 @@ def reshard_plan(
 def cases() -> Sequence[Case]:
     """Rows to columns on the same ranks; copies on either side; trainers and generators on ranks of their own.
 
-    `have` and `want` are (parts of rows, parts of columns, first rank, ranks); more ranks than parts hold copies."""
+    `have` and `want` are (parts of rows, parts of columns, first rank, ranks); more ranks than parts hold copies.
+    `alike`: both are cut at the same rows, so that parts touch that do not overlap."""
     return [
         Case.of(2, have=(2, 1, 0, 2), want=(1, 2, 0, 2)),
         Case.of(4, have=(4, 1, 0, 4), want=(1, 4, 0, 4)).among(Case.of(4, have=(2, 2, 0, 4), want=(1, 4, 0, 4))),
         Case.of(4, have=(2, 1, 0, 4), want=(1, 2, 0, 4)).among(Case.of(4, have=(1, 2, 0, 4), want=(2, 1, 0, 4))),
         Case.of(5, have=(3, 1, 0, 3), want=(1, 2, 3, 2)),
         Case.of(5, have=(1, 2, 0, 4), want=(1, 1, 2, 3)),
+        Case.of(4, have=(2, 2, 0, 4), want=(2, 1, 0, 4), alike=True),
         Case.of(1, have=(1, 1, 0, 1), want=(1, 1, 0, 1)),
     ]
 
@@ -63,8 +65,9 @@ def cases() -> Sequence[Case]:
 def layout(case: Case, draw: Random, size: tuple[int, int], name: str) -> list[Box | None]:
     """The part of each rank: cuts are drawn; parts are dealt out in turn to as many ranks as take part."""
     down, across, first, count = case[name]
+    cuts = Random(case.seed + 1) if "alike" in case.what else draw
     edges = [
-        [0, *sorted(draw.sample(range(3, n - 2), parts - 1)), n] for n, parts in zip(size, case[name][:2], strict=True)
+        [0, *sorted(cuts.sample(range(3, n - 2), parts - 1)), n] for n, parts in zip(size, case[name][:2], strict=True)
     ]
     boxes = [(edges[0][i], edges[0][i + 1], edges[1][j], edges[1][j + 1]) for i in range(down) for j in range(across)]
     inside = range(first, first + count)

@@ -36,10 +36,11 @@ def largest_batch(
 
 
 def cases() -> Sequence[Case]:
-    """Jobs in which memory, bytes, or arithmetic of products or of attention binds, or nothing fits; few key heads."""
+    """Jobs in which memory, bytes, or arithmetic of products or of attention binds, or nothing fits; few key heads;
+    short sequences, of which thousands run at once."""
     return [
         Case.of(1, bounds=("memory", "reading", "computing")),
-        Case.of(1, bounds=("copied", "reading", "attending", "none")),
+        Case.of(1, bounds=("copied", "reading", "attending", "none", "many")),
     ]
 
 
@@ -58,7 +59,8 @@ def case_of(case: Case, bound: str, place: int) -> tuple[Any, ...]:
                  "heads": keys * n * draw.choice((1, 4, 8)), "key_heads": keys, "width": 128}  # fmt: skip
         device = {"memory_bytes": draw.uniform(2e10, 2e11), "bytes_per_s": draw.uniform(1e12, 6e12),
                   "flops_per_s": draw.uniform(5e13, 1e15)}  # fmt: skip
-        job = (model, draw.randrange(300, 9000), n, device, draw.uniform(0.005, 0.2))
+        tokens = draw.randrange(4, 60) if bound == "many" else draw.randrange(300, 9000)
+        job = (model, tokens, n, device, draw.uniform(0.005, 0.2))
         if bound == "attending":  # many query heads share a key head, and the device is poor in arithmetic
             model["heads"], device["flops_per_s"] = keys * n * 32, draw.uniform(5, 8) * device["bytes_per_s"]
         limits = bounds(*job)
@@ -68,8 +70,8 @@ def case_of(case: Case, bound: str, place: int) -> tuple[Any, ...]:
         wanted = limits[least] < -0.05 if bound == "none" else limits[least] > 4 and apart
         if (
             wanted
-            and (bound in (least, "none", "copied") or (bound == "attending" and least != "memory"))
-            and limits[least] < 2000
+            and (bound in (least, "none", "copied", "many") or (bound == "attending" and least != "memory"))
+            and (3000 < limits[least] < 30_000 if bound == "many" else limits[least] < 2000)
         ):
             return job
 
