@@ -34,8 +34,8 @@ def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled, and in one the last
-    rank has no real element."""
+    """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled, and in one the
+    last rank has no real element."""
     return [
         Case.of(3, numel=1000, max_norm=1.0, size=1.0),
         Case.of(4, torch.float16, numel=1402, max_norm=2.0, size=300.0),
