@@ -53,30 +53,40 @@ def situation(drawn: random.Random, n: int, fault: str) -> tuple[list[Place], li
     places: list[Place] = [{"at": verb, "number": number} for _ in range(n)]
     if fault == "mismatch":
         guilty = line[: drawn.randrange(1, (n + 1) // 2)]
-        other = drawn.choice([collective for collective in COLLECTIVES if collective != verb])
+        other, third = drawn.sample([collective for collective in COLLECTIVES if collective != verb], 2)
         for rank in guilty:
             places[rank] = {"at": other, "number": number}
-        if 2 * len(guilty) + 1 < n and drawn.random() < 0.4:
-            places[line[-1]] = {"at": "running"}  # slow, but not the fault
+        if 3 * len(guilty) + 1 < n and drawn.random() < 0.4:
+            for rank in line[len(guilty) : 2 * len(guilty) + 1]:  # one more than the guilty, and no more than the rest
+                places[rank] = {"at": third, "number": number}
+        elif 2 * len(guilty) + 1 < n and drawn.random() < 0.6:
+            places[line[-1]] = {"at": drawn.choice(("running", "finished"))}  # slow or gone, but not the fault
         return places, sorted(guilty)
+    closed = fault == "circle" and drawn.random() < 0.4  # by a collective that one of the circle is in
     if fault == "circle":
         guilty = line[: drawn.randrange(2, n - 1)]
         verbs = ("send", "recv") if len(guilty) > 2 else (drawn.choice(("send", "recv")),)  # two that match would go on
         for rank, peer in zip(guilty, guilty[1:] + guilty[:1], strict=True):
             places[rank] = {"at": drawn.choice(verbs), "peer": peer}
+        if closed:
+            places[guilty[-1]] = {"at": verb, "number": number}
     else:
-        guilty = line[:1]
-        places[line[0]] = {"at": "running" if fault == "straggler" else drawn.choice(GONE)}
-    messages_only = drawn.random() < 0.5
-    end = n if messages_only else len(guilty) + drawn.randrange(n - len(guilty))
+        guilty = line[: drawn.randrange(1, 3)]
+        for rank in guilty:
+            places[rank] = {"at": "running" if fault == "straggler" else drawn.choice(GONE)}
+    messages_only = not closed and drawn.random() < 0.5
+    end = n if messages_only else len(guilty) + (0 if closed else drawn.randrange(n - len(guilty)))
     for spot in range(len(guilty), end):  # in a line behind the guilty, each waits for somebody before it
-        back = drawn.choice(line[:spot])
+        back = line[spot - len(guilty)] if spot < 2 * len(guilty) else drawn.choice(line[:spot])
         places[line[spot]] = {"at": drawn.choice(("send", "recv")), "peer": back}
     awaited = {place.get("peer") for place in places}
     if messages_only and line[-1] not in awaited and n > len(guilty) + 1:
         places[line[-1]] = {"at": drawn.choice(("finished", "running"))}  # nobody waits for it
-    elif fault == "absent" and not messages_only and end > len(guilty) + 1:
+    elif fault in ("absent", "circle") and not messages_only and end > len(guilty):
         places[line[end - 1]] = {"at": "running"}  # awaited as well, but it can still come
+    if fault == "absent" and n - end > 2:
+        for rank, peer in (line[end : end + 2], line[end + 1 : end - 1 : -1]):  # a circle beside those that are gone
+            places[rank] = {"at": "recv", "peer": peer}
     return places, sorted(guilty)
 
 
@@ -85,11 +95,35 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, among=5, situations=48), Case.of(1, among=8, situations=48)]
 
 
+TRAITS = (
+    "absent, two", "straggler, two", "absent beside a circle", "absent beside running", "circle beside running",
+    "mismatch beside finished", "three collectives", "closed by a collective", "finished", "raised", "died",
+)  # fmt: skip
+"""What must be among the situations of a case; `traits` says what each means."""
+
+
+def traits(places: list[Place], guilty: list[int], fault: str) -> set[str]:
+    """What a situation has that an attempt can overlook: several ranks to blame, a second fault that comes later in the
+    order of faults and that somebody waits for, a third collective, a circle with a collective on it."""
+    collectives = {place["at"] for place in places if "number" in place}
+    others = {place["at"] for rank, place in enumerate(places) if rank not in guilty} if collectives else set()
+    pairs = [rank for rank, place in enumerate(places) if "peer" in place and places[place["peer"]].get("peer") == rank]
+    named = {
+        f"{fault}, two": len(guilty) > 1,
+        f"{fault} beside a circle": bool(pairs),
+        "three collectives": len(collectives) > 2,
+        "closed by a collective": fault == "circle" and any("number" in places[rank] for rank in guilty),
+    }
+    beside = {f"{fault} beside {at}" for at in others}
+    gone = {places[rank]["at"] for rank in guilty} if fault == "absent" else set()
+    return {name for name, is_so in named.items() if is_so} | beside | gone
+
+
 def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
     """(places, ranks to blame, fault) of every situation.
 
-    Among them are stragglers other than rank 0 that only collectives wait for, and situations with another rank that
-    runs or has finished and that nobody waits for."""
+    Among them are stragglers other than rank 0 that only collectives wait for, situations with another rank that
+    runs or has finished and that nobody waits for, and all TRAITS."""
     faults = ("straggler", "circle", "absent", "mismatch")
 
     def make(drawn: random.Random) -> list[tuple[list[Place], list[int], str]]:
@@ -99,7 +133,8 @@ def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
         late = [(places, guilty) for places, guilty, fault in all_of_them if fault == "straggler"]
         others = {place["at"] for places, guilty in late for rank, place in enumerate(places) if rank not in guilty}
         unasked = [guilty for places, guilty in late if not any(place.get("peer") in guilty for place in places)]
-        return any(0 not in guilty for guilty in unasked) and {"running", "finished"} <= others
+        beside = any(0 not in guilty for guilty in unasked) and {"running", "finished"} <= others
+        return beside and set(TRAITS) <= set().union(*(traits(*drawn_one) for drawn_one in all_of_them))
 
     return case.draw(make, tells)
 

@@ -66,6 +66,8 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
         call["verb"] = other.get(call["verb"], "all_reduce")
     elif name == "other shape":
         call["shape"] = (call["shape"][0] + 2, call["shape"][1])
+    elif name == "other shape in its last dimension":
+        call["shape"] = (call["shape"][0], call["shape"][1] + 2)
     elif name == "as many numbers in another shape":
         call["shape"] = call["shape"][::-1]
     elif name == "other dtype":
@@ -83,6 +85,8 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
         del last[-1]
     elif name == "one call too many at the end":
         last.append(dict(call))
+    elif name == "one call too many at the end of a rank in the middle":
+        programs[1].append(dict(call))
     elif name == "the first rank alone is wrong":
         programs[0][place]["shape"] = (programs[0][place]["shape"][0] + 2, 3)
     elif name == "a rank in the middle is wrong":
@@ -93,10 +97,11 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
 
 
 WRONG = (
-    "other verb", "other shape", "as many numbers in another shape", "other dtype",
+    "other verb", "other shape", "other shape in its last dimension", "as many numbers in another shape", "other dtype",
     *(f"other {entry} in one {verb}" for entry in ("op", "source") for verb in COLLECTIVES),
     "two calls in the other order", "one call missing in the middle", "the last call missing",
-    "one call too many at the end", "the first rank alone is wrong", "a rank in the middle is wrong",
+    "one call too many at the end", "one call too many at the end of a rank in the middle",
+    "the first rank alone is wrong", "a rank in the middle is wrong",
     "a rank calls nothing",
 )  # fmt: skip
 

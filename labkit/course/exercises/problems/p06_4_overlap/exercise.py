@@ -84,8 +84,8 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]], late: list[int]) -> Any:
-    """Run three backward passes. In the second and third one rank is late: it begins when all others have all their
-    gradients. If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
+    """Run three backward passes. In the second and third one rank is late: it begins when the backward of all others
+    has ended. If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
     model, me = model_of(weights), group.rank
     params, gradients, arrivals, sent = list(model.parameters()), [], [], []
     ours, late = aside(group), [-1, *late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
@@ -94,9 +94,6 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
         arrivals.append(p)
         if len(arrivals) % len(params) == 0:
             mark(group, LAST)
-            waits = late[len(arrivals) // len(params) - 1]
-            if waits not in (-1, me):
-                sent.append(ours.send(torch.zeros(1), waits))
 
     for p in params:
         p.register_post_accumulate_grad_hook(arrived)
@@ -114,6 +111,8 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
             sent += signals.values()
         mark(group, BEGINS)
         loss.backward()
+        if late[step] not in (-1, me):
+            sent.append(ours.send(torch.zeros(1), late[step]))
         sync.finish()
         gradients.append([p.grad.clone() for p in params if p.grad is not None])
     for work in sent:
@@ -142,8 +141,8 @@ def law(case: Case, _: int) -> tuple[float, float]:
 
 
 def overlapped(record: RunRecord) -> Complaint | None:
-    """A Complaint unless on each rank half of the bytes leave between BEGINS and LAST, and each rank gets to LAST while
-    another has not begun."""
+    """A Complaint unless on each rank half of the bytes leave between BEGINS and LAST, and the backward of
+    each rank ends while another has not begun."""
     n = record.case.n_ranks
     for rank in range(n if n > 1 else 0):
         early, counting = 0, False
@@ -163,8 +162,11 @@ def overlapped(record: RunRecord) -> Complaint | None:
         return None
     still = int(vain.what.removeprefix(IN_VAIN))
     wanted = f"rank {still} goes on with backward while rank {vain.rank} has not begun its own"
-    stood = [event.number for event in record.of(still) if event.kind == "collective" and event.number < vain.number]
-    return Complaint(wanted, "it stands still in a hook, waiting for the others", still, tuple(stood[-1:]))
+    before = [event for event in record.of(still) if event.number < vain.number]
+    begins = max(event.number for event in before if event.what == BEGINS)
+    stood = [event.number for event in before if event.kind == "collective" and event.number > begins]
+    seen = f"it stands still in a hook, waiting for the others, when it has started {len(stood)} of its gradients"
+    return Complaint(wanted, seen, still, tuple(stood[-1:]))
 
 
 PROBLEM = Problem(

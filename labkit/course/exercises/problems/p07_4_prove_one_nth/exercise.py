@@ -85,10 +85,13 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     first_off[0][draw.randrange(numel)] -= 1e-3
     largest, signs = right[0].abs() == right[0].abs().max(), case.random(numel, key=1).sign()
     whole = [[(0, numel)]] * n
-    hidden, stated, padded = (reported(right, even) for _ in range(3))
+    hidden, stated, padded, last_padded = (reported(right, even) for _ in range(4))
     hidden[draw.randrange(1, n)]["state_bytes"] = 8 * numel
-    for reports, surplus in ((stated, 64), (padded, 72)):
-        place = draw.randrange(n)
+    for reports, surplus, place in (
+        (stated, 64, draw.randrange(n)),
+        (padded, 72, draw.randrange(n - 1)),
+        (last_padded, 72, n - 1),  # its part is shorter, so this is what another rank may have
+    ):
         reports[place]["state_bytes"] = 8 * even[place][0][1] + surplus
     objects = {
         "ZeRO-1, one even run a rank": (True, reported(right, even)),
@@ -97,7 +100,7 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
         "more ranks than elements": (True, reported([right[0][:2]] * 3, cut(2, 3))),
         "a world of one": (True, reported(right[:1], [[(0, numel)]])),
         "step counters of 64 bytes": (True, stated),
-        "weights that differ by rounding": (True, reported([right[0], *[w + 5e-7 * signs for w in right[1:]]], even)),
+        "weights that differ by rounding": (True, reported([right[0], *[w + 7e-7 * signs for w in right[1:]]], even)),
         "unsharded, with the right weights": (False, reported(right, whole)),
         "shards that are views: the whole state is still there": (False, hidden),
         "half-sharded: two ranks for each half": (False, reported(right, half_kept)),
@@ -110,8 +113,9 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
         "one weight of the last rank is off": (False, reported(last_off, even)),
         "one weight of the first rank is off": (False, reported(first_off, even)),
         "all ranks have the same wrong weights": (False, reported([first_off[0]] * n, even)),
-        "the largest weight is off by little": (False, reported([w + 5e-6 * largest for w in right], even)),
+        "the largest weight is off by little": (False, reported([w + 1.6e-6 * largest for w in right], even)),
         "72 bytes too many in one shard": (False, padded),
+        "72 bytes too many in the last shard, which is shorter": (False, last_padded),
         "one rank keeps one element more than its part": (False, reported(right, wider)),
         "one element is kept twice": (False, reported(right, meeting)),
     }

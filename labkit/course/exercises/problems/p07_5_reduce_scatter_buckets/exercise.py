@@ -12,13 +12,15 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
+from labkit.course.exercises.problem import Complaint, Problem, Star
 from labkit.course.judge.case import Case
-from labkit.course.judge.laws import highest_peak, peak, sends
+from labkit.course.judge.laws import highest_peak, order, peak, sends
+from labkit.course.judge.run_record import RunRecord, mark
 from labkit.plan.machine.collectives import sent_bytes
 
 ROWS = 3
 ROOM_BYTES = 16 << 10
+BEGINS = "a bucket has its first gradient"
 NOISE_BYTES = 4 << 20  # on a busy machine a right answer, most of whose buckets were under way at once, had 2.8 MB
 
 
@@ -81,11 +83,14 @@ def inputs_with_buckets(case: Case) -> Sequence[tuple[Any, ...]]:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: Sequence[int]) -> Any:
-    """Run one backward pass and return the shards that the attempt has filled in."""
+    """Run one backward pass, with a mark where each bucket gets its first gradient. The shards that the attempt has
+    filled in, and True if no parameter has a gradient any more."""
     params = [w.requires_grad_() for w in weights]
+    for bucket in bucketed(counts, params):
+        bucket[-1].register_post_accumulate_grad_hook(lambda _: mark(group, BEGINS))
     shards = attempt(bucketed(counts, params), group)
     loss_of(params, x).backward()
-    return dict(sorted(shards.items()))
+    return {"shards": dict(sorted(shards.items())), "gradients are let go": all(p.grad is None for p in params)}
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
@@ -99,7 +104,10 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         grads = torch.cat([p.grad.reshape(-1) for p in bucket])  # type: ignore[union-attr]
         row[: len(grads)] = grads
         parts.append(row.float().chunk(case.n_ranks))
-    return [{b: bucket_parts[r] for b, bucket_parts in enumerate(parts)} for r in range(case.n_ranks)]
+    return [
+        {"shards": {b: bucket_parts[r] for b, bucket_parts in enumerate(parts)}, "gradients are let go": True}
+        for r in range(case.n_ranks)
+    ]
 
 
 def bucket_numel(case: Case, count: int) -> int:
@@ -111,6 +119,20 @@ def law(case: Case, rank: int) -> float:
     """Bytes that a rank sends: (n-1)/n of each padded bucket."""
     wholes = [4 * case.n_ranks * bucket_numel(case, count) for count in case["buckets"]]
     return sum(sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, 4) for whole in wholes)
+
+
+def at_once(record: RunRecord) -> Complaint | None:
+    """A Complaint unless each bucket is on its way before the bucket below has its first gradient."""
+    for rank in range(record.case.n_ranks if record.case.n_ranks > 1 else 0):
+        n_begun = n_sent = 0
+        for event in record.of(rank):
+            n_sent += event.kind == "collective"
+            if event.what == BEGINS:
+                if n_sent < n_begun:
+                    wanted = f"{n_begun} buckets on their way when bucket {n_begun + 1}, counted from the end, begins"
+                    return Complaint(wanted, f"{n_sent}", rank, (event.number,))
+                n_begun += 1
+    return None
 
 
 def most(case: Case, times: float) -> float:
@@ -139,6 +161,7 @@ PROBLEM = Problem(
             "a rank holds its shards and the gradients of about one bucket",
             NOISE_BYTES,
         ),
+        order("each bucket is on its way before the bucket below has its first gradient", at_once),
     ),
     star=Star(
         "bytes held at the peak, over all ranks",

@@ -34,11 +34,13 @@ def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled."""
+    """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled, and in one the
+    last rank has no real element."""
     return [
         Case.of(3, numel=1000, max_norm=1.0, size=1.0),
         Case.of(4, torch.float16, numel=1402, max_norm=2.0, size=300.0),
         Case.of(2, numel=301, max_norm=1e6, size=1.0),
+        Case.of(4, numel=9, max_norm=1.5, size=1.0),
         Case.of(1, torch.bfloat16, numel=77, max_norm=0.5, size=1.0),
     ]
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
+from labkit.course.exercises.problem import Complaint, Law, Problem
 from labkit.course.judge.case import Case
 from labkit.course.judge.laws import peak, sends
+from labkit.course.judge.run_record import RunRecord, weigh
 from labkit.plan.machine.collectives import sent_bytes
 
 ROWS = 3
@@ -65,6 +66,7 @@ def linear(x: Tensor, whole: Tensor) -> Tensor:
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
     """Run forward, with a graph for a backward that is not done here."""
     y = attempt(x.clone().requires_grad_(), shards, linear, group)
+    weigh(group)
     return {"y": y, "layers in the graph": layers_below(y)}
 
 
@@ -96,6 +98,16 @@ def law(case: Case, rank: int) -> float:
     return sent_per_unit * case["units"]
 
 
+def emptied(record: RunRecord) -> Complaint | None:
+    """A Complaint if at the end a rank holds more than rows and the graph's notes: a unit that has not been freed."""
+    most = 0.3 * unit_bytes(record.case) + ROOM_BYTES
+    for rank, memory in enumerate(record.memory):
+        n_held = sum(memory.now.values()) if memory is not None else 0
+        if n_held > most:
+            return Complaint(f"at most {most:,.0f} bytes held at the end", f"{n_held:,} bytes", rank)
+    return None
+
+
 PROBLEM = Problem(
     **beside(__file__),
     reference=forward_unit_by_unit,
@@ -110,5 +122,6 @@ PROBLEM = Problem(
             lambda case, rank: 1.3 * unit_bytes(case) + ROOM_BYTES,
             "beyond its shards a rank holds one whole unit at the peak, not two and not all",
         ),
+        Law("memory", "at the end no unit is whole", emptied),
     ),
 )

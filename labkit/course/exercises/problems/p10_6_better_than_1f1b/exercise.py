@@ -35,8 +35,12 @@ def better_than_1f1b(n_ranks: int, n_micro: int) -> list[list[Action]]:
 
 
 def cases() -> Sequence[Case]:
-    """Four ranks and eight micro-batches, and a pipeline of other sizes."""
-    return [Case.of(1, p=4, m=8), Case.of(1, p=3, m=5)]
+    """Four ranks and eight micro-batches, pipelines of other sizes, and one with as many micro-batches as ranks."""
+    return [
+        Case.of(1, p=4, m=8),
+        Case.of(1, p=3, m=5).among(Case.of(1, p=5, m=7), Case.of(1, p=6, m=11)),
+        Case.of(1, p=3, m=3).among(Case.of(1, p=2, m=2), Case.of(1, p=5, m=5)),
+    ]
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:

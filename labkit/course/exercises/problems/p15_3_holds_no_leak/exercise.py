@@ -30,8 +30,8 @@ def cases() -> Sequence[Case]:
 
 
 def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
-    """Name -> (True if the job is healthy, its live bytes). No floor is between 1% and 3% above the first, so that
-    jitter cannot decide."""
+    """Name -> (True if the job is healthy, its live bytes). No floor is between 1.7% and 2.3% above the first, so that
+    jitter cannot decide. What a window of twelve steps alone can see stands once in an even and once in an odd one."""
     dice, base = random.Random(case.seed), case["base"]
     level, top, period = base * dice.uniform(1, 9), base * dice.uniform(2, 6), dice.randint(5, 12)
     late, warm = dice.randint(30, 40), dice.uniform(0.1, 0.6)
@@ -55,6 +55,8 @@ def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
         "ends during an evaluation": lambda k: 1 + 0.7 * (k >= STEPS - 5),
         "ends during an evaluation of eleven steps": lambda k: 1 + 0.7 * (k >= STEPS - 11),
         "memory is given back halfway": lambda k: 1 if k < late else 0.6,
+        "a floor that is one and a half percent higher halfway": lambda k: 1 + 0.015 * (k > late),
+        "teeth of twelve steps that come down at step 21 first": lambda k: 1 + 0.7 * (k % 12 != 9),
         "teeth that grow, over a level floor": lambda k: 1 + tooth(k) * k / 30,
     }
     wrong: dict[str, Callable[[int], float]] = {
@@ -68,6 +70,9 @@ def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
         "one evaluation whose graph stays": lambda k: 1 + 0.1 * (k > late),
         "one graph that stays, from step 11 on": lambda k: 1 + 0.1 * (k > 10),
         "what is held for twelve steps, and then given back": lambda k: 1 + 0.7 * (late <= k < late + 12),
+        "the same, one step later": lambda k: 1 + 0.7 * (late < k <= late + 12),
+        "a floor that is two and a half percent higher halfway": lambda k: 1 + 0.025 * (k > late),
+        "what comes down at step 21, and never again": lambda k: 1 + 0.7 * (k != 21),
         "the last twelve steps stand higher": lambda k: 1 + 0.1 * (k >= STEPS - 12),
         "a leak that is emptied every 30 steps": lambda k: 1 + 0.02 * ((k - 10) % 30),
         "emptied at last: the first and the last step are alike": lambda k: 1 + 0.01 * (k if k < 68 else 0),

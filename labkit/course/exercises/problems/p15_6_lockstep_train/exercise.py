@@ -15,7 +15,7 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.laws import most_calls, sends
 from labkit.plan.machine.collectives import sent_bytes
 
-WIDTH, LR = 96, 0.05
+WIDTH = 96
 
 
 def lockstep_train(w: Tensor, batches: list[tuple[Tensor, Tensor]], lr: float, group: Group) -> Tensor:
@@ -48,19 +48,19 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
-    """The same weights, and samples of its own for each rank."""
-    arguments = []
+    """The same weights and the same drawn rate, and samples of its own for each rank."""
+    arguments, lr = [], case.dice.uniform(0.02, 0.08)
     for rank, rows in enumerate(case["rows"]):
         batches = [(case.random(n, WIDTH, key=1000 * rank + k) / 8, case.random(n, key=1000 * rank + 500 + k))
                    for k, n in enumerate(rows)]  # fmt: skip
-        arguments.append((case.random(WIDTH, key=-1), batches, LR))
+        arguments.append((case.random(WIDTH, key=-1), batches, lr))
     return arguments
 
 
 def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """torch's loss, gradient and SGD, on the samples of each step in one process."""
     w = torch.nn.Parameter(inputs[0][0].clone())
-    optimizer = torch.optim.SGD([w], lr=LR)  # type: ignore[list-item]
+    optimizer = torch.optim.SGD([w], lr=inputs[0][2])  # type: ignore[list-item]
     for step in range(max(len(batches) for _, batches, _ in inputs)):
         rows = [batches[step] for _, batches, _ in inputs if step < len(batches)]
         x, y = torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])

@@ -45,6 +45,7 @@ class Job(NamedTuple):
     row_bytes: float
     link: float
     row_s: float
+    tuned: int
     cap: float = 0.0
 
 
@@ -55,11 +56,13 @@ def cases() -> Sequence[Case]:
 
 def predicted(job: Job, layout: Layout, zero: int, n_micro: int, checkpointing: bool) -> tuple[float, float]:
     """(peak bytes, seconds of a step) by simplified laws of the planner: state and activations; products, the bubble,
-    and the traffic of each axis. The laws wrongly halve the state for ZeRO without dp, which cannot be run, so that an
-    attempt that forgets this rule chooses it."""
+    and the traffic of each axis; one of the four ZeROs, `tuned`, is much faster than the others. They
+    wrongly halve the state for ZeRO without dp, and where dp does not divide the batch: neither can be run, so that an
+    attempt that forgets one of these rules chooses it."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
     n_params = job.n_params / (pp * tp)
     state = sum(width * n_params / (max(2, dp) if zero > place else 1) for place, width in enumerate((8, 4, 4)))
+    state /= 2 if job.batch % dp else 1
     gathered = 4 * n_params / 8 if zero == 3 else 0
     rows = job.batch / dp / n_micro
     activations = rows * job.row_bytes * min(pp, n_micro) / (pp * tp) * (0.15 if checkpointing else 1)
@@ -69,15 +72,17 @@ def predicted(job: Job, layout: Layout, zero: int, n_micro: int, checkpointing: 
     dp_s = (2 if zero < 3 else 3 * n_micro) * 4 * n_params * (dp - 1) / dp / job.link
     tp_s = (tp - 1) / tp * job.batch / dp * job.row_bytes / pp / job.link / 4 * (1.5 if checkpointing else 1)
     pp_s = (pp > 1) * 2 * job.batch / dp * job.row_bytes / 100 / job.link
-    return state + gathered + kept, products + bubble + dp_s + tp_s + pp_s
+    slow = 1 if zero == job.tuned else 5
+    return state + gathered + kept, slow * (products + bubble + dp_s + tp_s + pp_s)
 
 
 Way = tuple[Layout, int, int, bool]
 
 
-def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -> list[Way]:
+def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False, uneven: bool = False) -> list[Way]:
     """Every way that can be run, built from divisors. With `torn` also ways whose micro-batches do not divide a rank's
-    rows, with `idle` also ways that leave ranks without work, with `bare` also ways with ZeRO but without dp."""
+    rows, with `idle` also ways that leave ranks without work, with `bare` also ways with ZeRO but without dp, with
+    `uneven` also ways whose dp does not divide the batch."""
 
     def divisors(n: int) -> list[int]:
         return [k for k in range(1, n + 1) if not n % k]
@@ -85,7 +90,7 @@ def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -
     return [(Layout(job.n_ranks // tp // pp, pp, tp), zero, n_micro, checkpointing)
             for tp in divisors(job.n_head) if tp <= job.n_ranks and (idle or not job.n_ranks % tp)
             for pp in divisors(job.n_layer) if pp * tp <= job.n_ranks and (idle or not job.n_ranks // tp % pp)
-            if not job.batch % (job.n_ranks // tp // pp)
+            if uneven or not job.batch % (job.n_ranks // tp // pp)
             for n_micro in divisors(job.batch if torn else job.batch // (job.n_ranks // tp // pp))
             for zero in range(4 if bare or job.n_ranks // tp // pp > 1 else 1)
             for checkpointing in (False, True)]  # fmt: skip
@@ -93,31 +98,36 @@ def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False) -
 
 def drawn(case: Case) -> list[Job]:
     """Jobs whose cap refuses some of the ways, and for every second job the best of all. Jobs on 10 and 12 ranks are
-    such that a rule decides (`tells`). In at least one job it would be best to leave ranks idle, and in one ZeRO
-    without dp would be best, if the rules allowed it."""
+    such that a rule decides (`tells`). In at least one job it would be best to leave ranks idle, in one ZeRO without dp
+    and in one a dp that does not divide the batch, if the rules allowed it. With many jobs each ZeRO is best once."""
 
     def make(dice: random.Random) -> list[Job]:
         jobs: list[Job] = []
         while len(jobs) < case["n_jobs"]:
-            job = one(dice, case["ranks"][len(jobs) % len(case["ranks"])], best_fits=len(jobs) % 2 == 0)
+            job = one(
+                dice, case["ranks"][len(jobs) % len(case["ranks"])], best_fits=len(jobs) % 2 == 0, tuned=len(jobs) % 4
+            )
             jobs += [job] if job and tells(job) else []
         return jobs
 
     def insists(jobs: list[Job]) -> bool:
         best_ways = [(job, best(job, ways(job))) for job in jobs]
-        return all(
-            any(best(job, ways(job, **{rule: True})) != way for job, way in best_ways) for rule in ("idle", "bare")
+        zeros = {zero for _, (layout, zero, *_) in best_ways if layout.dp > 1}
+        return (len(zeros) == 4 or len(jobs) < 12) and all(
+            any(best(job, ways(job, **{rule: True})) != way for job, way in best_ways)
+            for rule in ("idle", "bare", "uneven")
         )
 
     return case.draw(make, insists)
 
 
-def one(dice: random.Random, n: int, best_fits: bool) -> Job | None:
+def one(dice: random.Random, n: int, best_fits: bool, tuned: int) -> Job | None:
     """A job on n ranks whose cap is not too near to the peak of any way; unless `best_fits`, it refuses the best way.
-    None if the numbers drawn give no such job."""
-    job = Job(n, n * dice.randint(1, 16 // n + 1), dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
+    None if the numbers drawn give no such job. Where `tells` has a rule the ranks divide the batch."""
+    rest = 0 if n in (10, 12) else dice.randrange(n)
+    job = Job(n, n * dice.randint(1, 16 // n + 1) - rest, dice.choice((4, 8, 10)), dice.choice((4, 8, 10)),
               dice.uniform(1e6, 9e6), 10 ** dice.uniform(5, 7.3), 10 ** dice.uniform(7, 9.5),
-              dice.uniform(0.02, 0.2))  # fmt: skip
+              dice.uniform(0.02, 0.2), tuned)  # fmt: skip
     predictions = sorted((seconds * peak, peak) for peak, seconds in (predicted(job, *way) for way in ways(job)))
     peaks = sorted(peak for _, peak in predictions if best_fits or peak < predictions[0][1])
     if not peaks:
