@@ -240,8 +240,11 @@ LABS = (
         ),
         widget(
             "05-52", "LossScaleExplorer",
-            sees("interval"), sees("of 40 steps skipped", part="svg text"), counts(HANDLE, 4),
-            *(redraws(place, *4 * ["ArrowLeft"]) for place in range(4)),
+            sees("interval"), sees("of 40 steps skipped", part="svg text"),
+            redraws(0, *4 * ["ArrowLeft"]),
+            GOES_ON,
+            counts(HANDLE, 4),
+            *(redraws(place, *4 * ["ArrowLeft"]) for place in range(1, 4)),
         ),
     )),
     Lab("05b_eight_bits", (
