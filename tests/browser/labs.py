@@ -141,6 +141,10 @@ LABS = (
             chooses(0, "llama-7b"),
             chooses(-1, "h100"), sees("llama-7b, 5 x 2,048 tokens", "do not fit h100"),
         ),
+    ), short=("01-19",)),
+    Lab("01b_one_step_all_its_time", (
+        predicted("01b-09", "how many times the bytes of one kernel?", "6.5", "you predict 6.5 times", sees("measured")),
+        predicted("01b-10", "bytes that are loaded?", "128 KiB", "you predict 131,072 B", sees("measured")),
         widget(
             "01-45", "RooflineExplorer",
             sees("left of it an op waits for memory", "gpt2, 1 x 1,024 tokens, forward"),
@@ -148,7 +152,7 @@ LABS = (
             GOES_ON,
             chooses(0, "h100"), sees("on h100 in fp32"),
         ),
-    ), short=("01-19",)),
+    ), also=("01b-12-answer", "01b-13"), short=("01-42",)),
     Lab("02_point_to_point", (
         predicted("c08", "Bytes that each rank sends?", "4000", "you predict 4,000 B"),
         predicted("02-31", "as long as one of 64 bytes?", "3", "you predict 3 times", sees("measured")),
