@@ -141,6 +141,10 @@ LABS = (
             chooses(0, "llama-7b"),
             chooses(-1, "h100"), sees("llama-7b, 5 x 2,048 tokens", "do not fit h100"),
         ),
+    ), short=("01-19",)),
+    Lab("01b_one_step_all_its_time", (
+        predicted("01b-09", "how many times the bytes of one kernel?", "6.5", "you predict 6.5 times", sees("measured")),
+        predicted("01b-10", "bytes that are loaded?", "128 KiB", "you predict 131,072 B", sees("measured")),
         widget(
             "01-45", "RooflineExplorer",
             sees("left of it an op waits for memory", "gpt2, 1 x 1,024 tokens, forward"),
@@ -148,7 +152,7 @@ LABS = (
             GOES_ON,
             chooses(0, "h100"), sees("on h100 in fp32"),
         ),
-    ), short=("01-19",)),
+    ), also=("01b-12-answer", "01b-13"), short=("01-42",)),
     Lab("02_point_to_point", (
         predicted("c08", "Bytes that each rank sends?", "4000", "you predict 4,000 B"),
         predicted("02-31", "as long as one of 64 bytes?", "3", "you predict 3 times", sees("measured")),
@@ -483,6 +487,17 @@ LABS = (
         predicted("14-15", "activations of ONE block", "2 GB", "you predict 2,000,000,000 B"),
         predicted("14-16", "flops of one token", "2e10", "you predict 20,000,000,000 flops"),
         widget(
+            "14-42b", "MemoryAnatomy",
+            sees("do not fit a100-80gb"),
+            slides(0, "Home"), sees("fit a100-80gb"),
+            GOES_ON,
+            chooses(-1, "h200"), sees("fit h200"),
+        ),
+    ), also=("14-26", "14-31", "14-33-answer", "14-36-answer")),
+    Lab("14b_design_with_a_planner", (
+        predicted("14b-04", "bytes of the fullest rank?", "2.9 MB", "you predict 2,900,000 B"),
+        predicted("14b-05", "in steps of the planner's fastest plan?", "1.2", "you predict 1.2 times", sees("law")),
+        widget(
             "14-65", "PlannerPanel",
             sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-1"),
             sees(f"8 x a100-80gb, 128 sequences of 2,048: {eight_plans()}"),
@@ -505,7 +520,7 @@ LABS = (
             types(6, "32000"), sees(re.compile("N = 21[67]")),
         ),
         predicted("14-77c", "how many are foretold within 15%?", "50", "you predict 50 %"),
-    )),
+    ), also=("14b-08",)),
     Lab("15_clinic", (
         widget(
             "15-39", "Ward",

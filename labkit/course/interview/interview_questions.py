@@ -126,7 +126,7 @@ class Pool:
         if question is None and self.case:
             case, self.case = self.case, None
             question = Question(
-                DESIGN, case.name, case.question, BUDGET_S[DESIGN], ("system-design",), ("14",), case=case
+                DESIGN, case.name, case.question, BUDGET_S[DESIGN], ("system-design",), ("14b",), case=case
             )
             room = left_s
         if question:
