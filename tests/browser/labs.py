@@ -271,6 +271,11 @@ LABS = (
             clicks("run it on the ranks"), at_last("measured with buckets of 200 KiB: "),
             slides(1, "ArrowRight"), lacks("measured with buckets of 200 KiB: "),
         ),
+    ), short=("06-38",)),
+    Lab("06b_stale_and_compressed", (
+        predicted(
+            "06b-10", "Gradients 2 steps old: from which learning rate on does w diverge?", "0.7", "you predict 0.7",
+        ),
         widget(
             "06-53", "StaleExplorer",
             sees("recorded runs: a dot converged, a cross diverged"),
@@ -291,7 +296,7 @@ LABS = (
             types(0, "2.5"), sees("a whole number from 1 to 4,096"),
             types(0, "1000"), sees("21,768 gradients, 1,000 ranks"),
         ),
-    ), short=("06-38", "06-50", "06-51", "06-62")),
+    ), short=("06-50", "06-51", "06-62")),
     Lab("07_zero_1_and_2", (
         predicted("07-19", "ZeRO-1, mixed precision, AdamW?", "5.5", "you predict 5.5 B"),
         predicted("07-21", "what share of DDP's bytes", "1", "you predict 1 of DDP"),
