@@ -400,6 +400,11 @@ LABS = (
             writes("F0 F1 B0 B1\nB0 F0 F1 B1"), sees("deadlocks: rank 0 at 0B0 needs 1B0", "W weights"),
             writes("F0 F1 B0 B1\nF0 B0 F1 B1"), sees("by hand, 2 ranks, 2 micro-batches"),
         ),
+        predicted("10-39", "there and back together?", "48", "you predict 48 messages"),
+        predicted("10-43", "step on the slow links", "1.2", "you predict 1.2 times"),
+        predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
+    )),
+    Lab("10b_zero_bubbles", (
         widget(
             "10-38e", "SchedulePad",
             sees("zb_v, 4 ranks, 8 micro-batches", "recorded in", "without the ramp"),
@@ -410,9 +415,6 @@ LABS = (
         ),
         predicted("10-38a", "% of the step that ranks wait?", "0", "you predict 0 %"),
         predicted("10-34", "messages of a step, over those of 1F1B?", "2.3", "you predict 2.3 times"),
-        predicted("10-39", "there and back together?", "48", "you predict 48 messages"),
-        predicted("10-43", "step on the slow links", "1.2", "you predict 1.2 times"),
-        predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
     )),
     Lab("11_lora", (
         predicted("11-14", "how many times fewer numbers train", "256", "you predict 256 times"),
