@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from labkit import Cluster, gpipe, zero_bubble
@@ -11,7 +13,7 @@ from tests.cases import cases
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster() -> Iterator[Cluster]:
     """Two ranks for all steps of this file."""
     with Cluster(2, device="cpu", quiet=True) as started:
         yield started
