@@ -272,6 +272,11 @@ LABS = (
             clicks("run it on the ranks"), at_last("measured with buckets of 200 KiB: "),
             slides(1, "ArrowRight"), lacks("measured with buckets of 200 KiB: "),
         ),
+    ), short=("06-38",)),
+    Lab("06b_stale_and_compressed", (
+        predicted(
+            "06b-10", "Gradients 2 steps old: from which learning rate on does w diverge?", "0.7", "you predict 0.7",
+        ),
         widget(
             "06-53", "StaleExplorer",
             sees("recorded runs: a dot converged, a cross diverged"),
@@ -292,7 +297,7 @@ LABS = (
             types(0, "2.5"), sees("a whole number from 1 to 4,096"),
             types(0, "1000"), sees("21,768 gradients, 1,000 ranks"),
         ),
-    ), short=("06-38", "06-50", "06-51", "06-62")),
+    ), short=("06-50", "06-51", "06-62")),
     Lab("07_zero_1_and_2", (
         predicted("07-19", "ZeRO-1, mixed precision, AdamW?", "5.5", "you predict 5.5 B"),
         predicted("07-21", "what share of DDP's bytes", "1", "you predict 1 of DDP"),
@@ -396,6 +401,11 @@ LABS = (
             writes("F0 F1 B0 B1\nB0 F0 F1 B1"), sees("deadlocks: rank 0 at 0B0 needs 1B0", "W weights"),
             writes("F0 F1 B0 B1\nF0 B0 F1 B1"), sees("by hand, 2 ranks, 2 micro-batches"),
         ),
+        predicted("10-39", "there and back together?", "48", "you predict 48 messages"),
+        predicted("10-43", "step on the slow links", "1.2", "you predict 1.2 times"),
+        predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
+    )),
+    Lab("10b_zero_bubbles", (
         widget(
             "10-38e", "SchedulePad",
             sees("zb_v, 4 ranks, 8 micro-batches", "recorded in", "without the ramp"),
@@ -406,9 +416,6 @@ LABS = (
         ),
         predicted("10-38a", "% of the step that ranks wait?", "0", "you predict 0 %"),
         predicted("10-34", "messages of a step, over those of 1F1B?", "2.3", "you predict 2.3 times"),
-        predicted("10-39", "there and back together?", "48", "you predict 48 messages"),
-        predicted("10-43", "step on the slow links", "1.2", "you predict 1.2 times"),
-        predicted("10-67", "% of the time that ranks work?", "70", "you predict 70 %"),
     )),
     Lab("11_lora", (
         predicted("11-16", "Bytes that LoRA holds", "4 MiB", "you predict 4,194,304 B = 4 MiB"),

@@ -31,6 +31,8 @@ def test_there_are_sixty_and_more_over_all_labs_but_the_interviews() -> None:
     alone = {
         "01b": "its exercises stand with those of lab 01",
         "05b": "its exercises stand with those of lab 05",
+        "06b": "its exercises stand with those of lab 06",
+        "10b": "its exercises stand with those of lab 10",
         "14b": "its exercises stand with those of lab 14",
         "17": "the interviews",
     }

@@ -84,7 +84,7 @@ CASE = Patient(
     test="autopsy",
     shows="a rank waits in all_reduce for ranks that have finished",
     repair="take part with weight 0 (or Join, or drop_last)",
-    lab="06",
+    lab="06b",
     differential=(
         Suspect("a skipped collective", "autopsy", "ranks wait in different collectives"),
         Suspect("only rank 0", "autopsy", "rank 0 alone is in another collective"),
