@@ -86,7 +86,7 @@ class Facts(BaseModel):
 
 
 class Written(TypedDict):
-    """The fields of a Problem that are read from files: `Problem(**beside(__file__), reference=...)`."""
+    """The fields of a Problem that are read from files."""
 
     key: str
     title: str

@@ -1,7 +1,7 @@
 """Exercises in which the learner writes a test, and the judge shows it right and wrong objects to tell apart.
 
     def shown(case): return {"a ring": (True, messages, n), "a star": (False, others, n), ...}
-    PROBLEM = Problem(..., **told_apart(shown))
+    PROBLEM = exercise(__name__, reference, **told_apart(shown))
 
 The test is given a copy of one object at a time, in random order and without its name. What it replies is read before
 it sees the next one: only True, False and numbers count, since anything else could be asked later, when all is known.

@@ -4,7 +4,7 @@ An exercise is a folder in problems/, named after its lab, its place in the lab 
 
     exercise.md     what the learner reads: title, objectives, story, hints        (exercise_files.py reads it)
     mutants.yaml    mistakes that people make, and the verdict that rejects each   (exercise_files.py reads it)
-    exercise.py     the reference, a function or class, and `PROBLEM = Problem(**beside(__file__), reference=..., ...)`:
+    exercise.py     the reference, a function or class, and `PROBLEM = exercise(__name__, reference, ...)`:
                         reference                              the stub is its signature and docstring
                         cases -> inputs -> play on every rank -> answer    random, from a seed drawn for each check
                         laws                                   bytes sent, bytes held, what must precede what
@@ -23,6 +23,11 @@ from labkit.course.exercises.exercise_files import Mutant
 from labkit.course.exercises.stub import n_lines, solution_of, stub_of
 from labkit.course.judge.case import Case
 from labkit.course.judge.run_record import RunRecord
+
+Inputs = Sequence[tuple[Any, ...]]
+"""The arguments of an attempt on each rank."""
+Answers = Sequence[Any]
+"""What each rank must return."""
 
 
 class Complaint(NamedTuple):
@@ -63,7 +68,7 @@ class Star(NamedTuple):
     unit: str = "bytes"
 
 
-def nobody_knows(_: Case) -> Sequence[tuple[Any, ...]]:
+def nobody_knows(_: Case) -> Inputs:
     """The inputs of a problem that has none: an empty tuple of arguments for each rank."""
     return [()] * _.n_ranks
 
@@ -113,10 +118,10 @@ class Problem:
     minutes: int
     reference: Any
     cases: Callable[[], Sequence[Case]]
-    answer: Callable[[Case, Sequence[tuple[Any, ...]]], Sequence[Any]]
+    answer: Callable[[Case, Inputs], Answers]
     hints: tuple[str, str, str]
     mutants: tuple[Mutant, ...]
-    inputs: Callable[[Case], Sequence[tuple[Any, ...]]] = nobody_knows
+    inputs: Callable[[Case], Inputs] = nobody_knows
     play: Callable[..., Any] = call
     laws: tuple[Law, ...] = ()
     tolerance: tuple[float, float] | None = None

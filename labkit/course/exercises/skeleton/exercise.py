@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def my_exercise(x: Tensor, group: Group) -> Tensor:
@@ -27,12 +23,12 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, rows=3), Case.of(2, rows=5), Case.of(3, torch.float64, rows=7), Case.of(4, rows=6)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The arguments of each rank, drawn from the seed of the case."""
     return [(case.random(case["rows"], 4, key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The right answer of each rank, worked out in one process."""
     mean = torch.stack([x for (x,) in inputs]).double().mean(0).to(case.dtype)
     return [mean] * case.n_ranks
@@ -44,11 +40,8 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return most - 1, most
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=my_exercise,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    my_exercise,
     laws=(sends(law, "each rank sends 2(n-1)/n of its tensor's bytes", only=("all_reduce",)),),
 )
