@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 ITEM = 8
 
@@ -51,7 +47,7 @@ def cases() -> Sequence[Case]:
             Case.of(1, on="any")]  # fmt: skip
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The node number of each rank. Numbers are so far from evenly spaced that no bins of one width part them."""
 
     def make(dice: random.Random) -> tuple[list[int], list[int]]:
@@ -66,7 +62,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(torch.tensor([names[place]]),) for place in places]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The seven entries of each rank, from the list of all node numbers."""
     nodes = [int(node) for (node,) in inputs]
     n = case.n_ranks
@@ -84,12 +80,9 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=who_am_i,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    who_am_i,
     laws=(
         sends(
             lambda case, rank: (case.n_ranks - 1) * ITEM,

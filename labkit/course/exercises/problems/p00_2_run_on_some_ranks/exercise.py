@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, sends
 from labkit.course.judge.run_record import RunRecord
 
 
@@ -48,12 +44,12 @@ def drawn(case: Case) -> list[int]:
     return random.Random(case.seed).sample(range(case.n_ranks), case["chosen"])
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank, and the chosen ranks."""
     return [(case.random(case["rows"], case["width"], key=rank), drawn(case)) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The sum over the chosen ranks on each of them, and None on the others."""
     chosen = drawn(case)
     total = torch.stack([inputs[rank][0] for rank in chosen]).sum(0)
@@ -90,12 +86,9 @@ def sum_among_chosen(x: Tensor, chosen: list[int], group: Group) -> Tensor | Non
     return None
 """
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=sum_among_chosen,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    sum_among_chosen,
     laws=(
         sends(
             lambda case, rank: (0, (case["chosen"] - 1) * size(case) if rank in drawn(case) else 0),

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import silent
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, silent
 from labkit.course.judge.run_record import aside
 
 DRAWN = 8
@@ -41,7 +38,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(3, width=5), Case.of(4, width=3), Case.of(1, width=4)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same seed for all."""
     return [(random.Random(case.seed).randrange(1000, 100_000), case["width"])] * case.n_ranks
 
@@ -73,7 +70,7 @@ def play(attempt: Any, group: Group, seed: int, width: int) -> Any:
     }
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The weights that one process draws, and the number of streams if no two are alike."""
     seed, width = inputs[0]
     torch.manual_seed(seed)
@@ -90,12 +87,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ] * n
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=seed_rank,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    laws=(silent(),),
-)
+PROBLEM = exercise(__name__, seed_rank, laws=(silent(),))

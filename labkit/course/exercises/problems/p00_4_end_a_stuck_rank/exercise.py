@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 RUNNING, WAITING, FINISHED = "running", "waiting", "finished"
 Situation = tuple[list[str], list[list[int]]]
@@ -77,7 +75,7 @@ def drawn_situations(case: Case) -> Iterator[Situation]:
         yield behind(drawn, case["among"]) if number % 4 == 0 and case["among"] > 2 else situation(drawn, case["among"])
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """All situations."""
     return [(list(drawn_situations(case)),)]
 
@@ -113,16 +111,9 @@ def judged(states: list[str], waits_for: list[list[int]]) -> tuple[list[int], in
     return [rank for rank in range(n) if stuck[rank]], int(freed.argmax()) if stuck.any() else None
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The right reply to each situation."""
     return [{told(*situation): judged(*situation) for situation in inputs[0][0]}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=whom_to_end,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, whom_to_end)

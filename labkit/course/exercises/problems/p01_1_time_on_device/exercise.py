@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 def time_on_device(
@@ -67,7 +65,7 @@ def cases() -> Sequence[Case]:
             Case.of(1, warmup=0, repeats=2)]  # fmt: skip
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The arguments of ten `Device`s, and the numbers of warm-ups and repeats."""
     drawn, devices = random.Random(case.seed), []
     for _ in range(10):
@@ -90,7 +88,7 @@ def play(attempt: Any, group: Group, devices: list[Any], warmup: int, repeats: i
     return replies
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The median of the durations that the judge drew, each with the cost of its launch."""
     devices, warmup, repeats = inputs[0]
     middle = [[launch_s + duration for duration in sorted(durations[warmup:])] for _, launch_s, _, durations in devices]
@@ -98,11 +96,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [[{"seconds": (seconds[half] + seconds[-half - 1]) / 2, "launches": warmup + repeats} for seconds in middle]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=time_on_device,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, time_on_device)

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 def fit_alpha_beta(samples: list[tuple[int, float]]) -> tuple[float, float]:
@@ -40,7 +38,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, repeats=6, sizes=7), Case.of(1, repeats=9, sizes=5), Case.of(1, repeats=1, sizes=2)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Messages over a link that the judge draws: each time a bit of noise, and now and then an outlier."""
     drawn = random.Random(case.seed)
     alpha, beta = 10 ** drawn.uniform(-5.5, -4), 10 ** drawn.uniform(-10.5, -9)
@@ -60,7 +58,7 @@ def play(attempt: Any, group: Group, samples: list[tuple[int, float]]) -> Any:
     return {"alpha in us": float(alpha) * 1e6, "beta in ps a byte": float(beta) * 1e12}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Alpha and beta from torch's least squares on scaled columns."""
     (samples,) = inputs[0]
     by_size: dict[int, list[float]] = {}
@@ -76,12 +74,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{"alpha in us": float(alpha), "beta in ps a byte": float(beta)}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=fit_alpha_beta,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    tolerance=(1e-5, 1e-9),
-)
+PROBLEM = exercise(__name__, fit_alpha_beta, tolerance=(1e-5, 1e-9))

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 MAKERS = ("SGD", "SGD with momentum", "AdamW")
@@ -69,7 +67,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, models=6), Case.of(1, models=6), Case.of(1, models=6)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """For each model how it is made, and how far its training has got. Every shape and every optimizer occurs; the rest
     is drawn.
 
@@ -133,7 +131,7 @@ def convert(model: Net, dtype: torch.dtype) -> None:
         setattr(model.norm, name, buffer.to(dtype) if buffer.is_floating_point() else buffer)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The bytes of each model by arithmetic, from its shapes."""
     return [{told(recipe): counted(recipe) for recipe in inputs[0][0]}]
 
@@ -157,12 +155,4 @@ def counted(recipe: dict[str, Any]) -> dict[str, int]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=bytes_by_kind,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    may=("untyped_storage",),
-)
+PROBLEM = exercise(__name__, bytes_by_kind, may=("untyped_storage",))

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, peak
 from labkit.course.judge.run_record import RunRecord, weigh
 
 ITEM, SLACK = 4, 24 << 10
@@ -52,7 +49,7 @@ def cases() -> Sequence[Case]:
             Case.of(1, steps=1, rows=32, width=16, hidden=128, out=64)]  # fmt: skip
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights, and all batches; the one that is held out is so large that its activations show."""
     w, h, d, rows = case["width"], case["hidden"], case["out"], case["rows"]
     weights = [
@@ -86,7 +83,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], batches: list[Batch]
     return {**log, "weights": [p.detach() for p in model.parameters()]}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The log and the weights without autograd: both layers by hand, in float64."""
     weights, batches, held_out = inputs[0]
     w1, b1, w2, b2 = (weight.double() for weight in weights)
@@ -146,13 +143,9 @@ def left(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=train_and_log,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    train_and_log,
     tolerance=(2e-4, 2e-4),
     laws=(
         Law("memory", "when it returns, no gradient is there, no activation, and nothing but the results", left),

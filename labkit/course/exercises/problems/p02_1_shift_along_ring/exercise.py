@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def shift_along_ring(x: Tensor, by: int, group: Group) -> Tensor:
@@ -39,7 +36,7 @@ def cases() -> Sequence[Case]:
             Case.of(1, by=2, rows=(3,))]  # fmt: skip
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank."""
     return [(case.random(rows, 5, key=rank), case["by"]) for rank, rows in enumerate(case["rows"])]
 
@@ -51,19 +48,15 @@ def play(attempt: Any, group: Group, x: Tensor, by: int) -> Any:
     return "x itself, which the caller may change: a copy was asked for" if alias else y
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The list of all tensors, rotated."""
     order = [x for x, _ in inputs]
     return [order[(index - case["by"]) % case.n_ranks] for index in range(case.n_ranks)]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=shift_along_ring,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    shift_along_ring,
     laws=(
         sends(
             lambda case, rank: case["rows"][rank] * 5 * case.item_bytes if case["by"] % case.n_ranks else 0,

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
 from labkit.course.judge.run_record import RunRecord, mark
 
 TAKEN = "waits for a message from rank "
@@ -50,7 +47,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The rows of each rank."""
     return [(case.random(k, case["width"], key=rank), case["halo"]) for rank, k in enumerate(case["rows"])]
 
@@ -65,7 +62,7 @@ def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
     return attempt(x, width, group.tapped(tap))
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The rows of each rank with their halos, cut out of all rows in one tensor."""
     whole, ends = torch.cat([x for x, _ in inputs]), [0]
     for k in case["rows"]:
@@ -91,13 +88,9 @@ def waited(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=halo_exchange,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    halo_exchange,
     laws=(
         sends(
             lambda case, rank: len(neighbours(case, rank)) * case["halo"] * case["width"] * case.item_bytes,

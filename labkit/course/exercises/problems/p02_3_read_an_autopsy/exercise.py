@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 Place = dict[str, Any]
 GONE = ("finished", "raised", "died")
@@ -139,7 +137,7 @@ def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:
     return case.draw(make, tells)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """All situations, without the truth."""
     return [([places for places, _, _ in all_drawn(case)],)]
 
@@ -156,16 +154,9 @@ def play(attempt: Any, group: Group, situations: list[list[Place]]) -> Any:
     return {told(situation): attempt([dict(place) for place in situation]) for situation in situations}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The fault from which each situation was made, and the ranks to blame."""
     return [{told(places): (fault, guilty) for places, guilty, fault in all_drawn(case)}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=read_autopsy,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, read_autopsy)

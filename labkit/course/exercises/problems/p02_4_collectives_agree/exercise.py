@@ -7,10 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 Call = dict[str, Any]
 Programs = list[list[Call]]
@@ -130,9 +128,4 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, among=3), Case.of(1, among=5)]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=collectives_agree,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, collectives_agree, **told_apart(shown))

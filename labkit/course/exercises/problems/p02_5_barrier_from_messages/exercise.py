@@ -8,10 +8,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, Star, exercise, order, sends
 from labkit.course.judge.run_record import Event, RunRecord, aside, mark
 
 BARRIERS, ITEM = 3, 8
@@ -49,7 +46,7 @@ def play(attempt: Any, group: Group) -> Any:
     return "through"
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """A barrier returns nothing; the laws of order judge whether it waited for everybody."""
     return ["through"] * case.n_ranks
 
@@ -128,12 +125,9 @@ def barrier_of_messages(group: Group) -> None:
             group.send(token, me + step).wait()
 """
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=barrier_of_messages,
-    cases=cases,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    barrier_of_messages,
     laws=(
         sends(
             lambda case, rank: (0, BARRIERS * rounds(case) * ITEM),

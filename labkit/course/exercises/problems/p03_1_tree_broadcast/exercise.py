@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise
 from labkit.course.judge.run_record import RunRecord
 
 
@@ -46,7 +44,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank: only the source's is wanted."""
     return [(case.random(case["rows"], case["width"], key=rank), case["source"]) for rank in range(case.n_ranks)]
 
@@ -56,7 +54,7 @@ def play(attempt: Any, group: Group, x: Tensor, source: int) -> Any:
     return attempt(x, group, source)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The source's tensor on every rank."""
     return [inputs[case["source"]][0]] * case.n_ranks
 
@@ -98,13 +96,9 @@ def few_rounds(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=tree_broadcast,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    tree_broadcast,
     laws=(
         Law(
             "wire",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 
@@ -40,12 +36,12 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank."""
     return [(case.random(case.n_ranks * case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The parts of the sum."""
     return torch.stack([x for (x,) in inputs]).sum(0).chunk(case.n_ranks)
 
@@ -56,12 +52,9 @@ def law(case: Case, rank: int) -> float:
     return sent_bytes("ring", "reduce_scatter", case.n_ranks, whole, rank, case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ring_reduce_scatter,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ring_reduce_scatter,
     laws=(
         sends(
             law,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import highest_peak, peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, highest_peak, peak, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 SLACK_BYTES = 32 << 10
@@ -42,12 +38,12 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank."""
     return [(case.random(case.n_ranks * case["rows"], case["width"], key=rank),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The sum."""
     return [torch.stack([x for (x,) in inputs]).sum(0)] * case.n_ranks
 
@@ -62,12 +58,9 @@ def law(case: Case, rank: int) -> float:
     return sent_bytes("ring", "all_reduce", case.n_ranks, whole(case), rank, case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ring_all_reduce,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ring_all_reduce,
     laws=(
         sends(
             law,

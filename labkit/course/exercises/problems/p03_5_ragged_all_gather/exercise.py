@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, sends
 from labkit.course.judge.run_record import RunRecord
 
 COUNT_BYTES = 8
@@ -54,13 +50,13 @@ def lengths_of(case: Case) -> list[int]:
     return [0 if rank in case["empty"] else length for rank, length in enumerate(drawn)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A part for each rank; the last row of each is zero, as rows of data may be."""
     parts = [case.random(length, case["width"], key=rank) for rank, length in enumerate(lengths_of(case))]
     return [(torch.cat([x[:-1], torch.zeros_like(x[-1:])]),) for x in parts]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """All parts, joined."""
     return [torch.cat([x for (x,) in inputs])] * case.n_ranks
 
@@ -82,12 +78,9 @@ def carried(record: RunRecord) -> float:
     return sum(event.n_bytes * (n - 1 if event.what == "broadcast" else 1) for event in events)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ragged_all_gather,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ragged_all_gather,
     laws=(
         sends(
             most,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 Message = tuple[int, int, int, int]
 
@@ -111,9 +109,4 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n=4), Case.of(1, n=8)]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=is_ring_all_reduce,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, is_ring_all_reduce, **told_apart(shown))

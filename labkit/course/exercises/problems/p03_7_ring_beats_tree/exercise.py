@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 from labkit.plan.machine.collectives import Line, seconds
 
 
@@ -49,7 +47,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, ranks=(4, 6, 100, 1, 2, 3)), Case.of(1, ranks=(5, 7, 8, 9, 64, 1000))]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The links."""
     return [(links(case),)]
 
@@ -82,17 +80,9 @@ def searched(n_ranks: int, line: Line) -> float:
     return high
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The size for each link, by search."""
     return [{name: told(searched(n, Line(alpha, beta))) for name, (n, alpha, beta) in links(case).items()}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ring_beats_tree_from,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    tolerance=(1e-5, 1e-9),
-)
+PROBLEM = exercise(__name__, ring_beats_tree_from, tolerance=(1e-5, 1e-9))

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import by_axis, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, by_axis, exercise, sends
 from labkit.plan.machine.collectives import sent_bytes
 from labkit.plan.partition.layout import Layout
 
@@ -42,7 +39,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank."""
     rows = case.n_ranks * case["rows"]
     layout = Layout(dp=case["nodes"], tp=case["each"])  # neighbours in rank share a node
@@ -55,7 +52,7 @@ def play(attempt: Any, group: Group, x: Tensor, layout: Layout) -> Any:
     return attempt(x, mesh.tp, mesh.dp)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The sum."""
     return [torch.stack([x for x, _ in inputs]).sum(0)] * case.n_ranks
 
@@ -75,13 +72,9 @@ def node(case: Case, rank: int) -> tuple[float, float]:
     return 0, sent_bytes("ring", "all_reduce", case["each"], whole(case), 0, case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=two_level_all_reduce,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    two_level_all_reduce,
     laws=(
         by_axis(
             dp=sends(trunk, "each rank sends at most 2 (m-1)/m S/k bytes between nodes"),

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak
 
 WIDTH, LAYERS, ITEM = 64, 6, 8
 SLACK_BYTES = 32 << 10
@@ -41,7 +38,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A batch, weights, gradients of an earlier batch, and the number of parts."""
     x, y = (case.random(case["rows"], WIDTH, key=key) for key in (1, 2))
     weights = [case.random(WIDTH, WIDTH, key=10 + layer) / WIDTH**0.5 for layer in range(LAYERS)]
@@ -67,7 +64,7 @@ def play(attempt: Any, group: Group, x: Tensor, y: Tensor, weights: list[Tensor]
     return {"loss": loss, "gradients": [p.grad for p in model.parameters()]}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The loss and gradients of the whole batch at once, by plain formulas."""
     x, y, weights, before, _ = inputs[0]
     leaves = [weight.clone().requires_grad_() for weight in weights]
@@ -87,12 +84,8 @@ def limit(case: Case, rank: int) -> float:
     return state + (LAYERS + 4) * part + SLACK_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=backward_in_parts,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    backward_in_parts,
     laws=(peak(limit, "besides weights and gradients, a device holds the activations of one part"),),
 )

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 IGNORED, WIDTH, CLASSES, LONGEST = -100, 5, 7, 9
 COUNT_BYTES = 8
@@ -54,7 +51,7 @@ def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, 
     return micros
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Micro-batches by rank, and weights that are the same everywhere.
 
     Micro-batches are drawn again while a wrong divisor, the number of ranks or of micro-batches, would do as well."""
@@ -82,7 +79,7 @@ def play(attempt: Any, group: Group, micros: list[tuple[Tensor, Tensor]], first:
     return [p.grad for p in model.parameters()]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of each rank: the sum over its tokens that count, divided by the number of all that count, times
     the number of ranks."""
     total = sum(int((targets != IGNORED).sum()) for micros, *_ in inputs for _, targets in micros)
@@ -102,13 +99,9 @@ def count_bytes(case: Case, rank: int) -> tuple[float, float]:
     return 0, 2 * (case.n_ranks - 1) / case.n_ranks * COUNT_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=backward_by_tokens,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    backward_by_tokens,
     laws=(
         sends(
             count_bytes,

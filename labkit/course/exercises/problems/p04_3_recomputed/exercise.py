@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import holds, order
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, holds, order
 from labkit.course.judge.run_record import RunRecord, mark, weigh
 
 ROWS, WIDTH, HIDDEN, BLOCKS = 768, 48, 256, 3
@@ -68,7 +65,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """An input, the weights of each block, and how it drops."""
     weights = [(case.random(WIDTH, HIDDEN, key=2 * block) / WIDTH**0.5,
                 case.random(HIDDEN, WIDTH, key=2 * block + 1) / HIDDEN**0.5) for block in range(BLOCKS)]  # fmt: skip
@@ -102,7 +99,7 @@ def play(attempt: Any, group: Group, *arguments: Any) -> Any:
     return through(attempt, lambda: mark(group, RUNS), over, *arguments)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The same blocks without recomputing. The generator of this process is left as it was."""
     with torch.random.fork_rng(devices=[]):
         return [through(lambda block, y: block(y), lambda: None, lambda: None, *inputs[0])]
@@ -132,13 +129,9 @@ def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=recomputed,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    recomputed,
     may=("set_rng_state",),
     laws=(
         holds(held, "after forward nothing is held but the input of each block", NOISE_BYTES),

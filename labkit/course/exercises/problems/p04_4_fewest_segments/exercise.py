@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 Stacked = tuple[int, int, int, int]
 
@@ -75,7 +73,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_stacks=8), Case.of(1, n_stacks=40)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Stacks and caps."""
     return [(stacks(case),)]
 
@@ -92,16 +90,9 @@ def best(n_layer: int, layer_bytes: int, input_bytes: int, cap_bytes: int) -> in
     return min(fit)[1] if fit else 0
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The number of segments for each stack, by trying all."""
     return [{name: best(*stack) for name, stack in stacks(case).items()}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=fewest_segments,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, fewest_segments)

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 Held = list[tuple[int, int]]
 
@@ -60,7 +58,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_blocks=6), Case.of(1, n_blocks=20)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Activations and caps."""
     return [(blocks(case),)]
 
@@ -86,16 +84,9 @@ def fewest(held: Held, cap: int) -> int:
     return least[cap]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The fewest flops for each block, by a table over all caps."""
     return [{name: f"{fewest(held, cap)} flops, fits" for name, (held, cap) in blocks(case).items()}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=what_to_drop,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, what_to_drop)

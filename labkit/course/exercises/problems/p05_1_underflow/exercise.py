@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 EDGES = (2.0**-25, 1.001 * 2.0**-25, 2.0**-24, 1.499 * 2.0**-24, 2.0**-14, 2.0**-14 * (1 - 2.0**-13), -(2.0**-20), 1.0)
 """Where the fate of a number changes: the largest that becomes zero, the smallest normal."""
@@ -45,7 +43,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Gradients spread over 24 powers of two, with some numbers of EDGES and some zeros; one gradient is all zeros."""
     draw = random.Random(case.seed)
     grads = {}
@@ -65,7 +63,7 @@ def play(attempt: Any, _: Group, grads: Mapping[str, Tensor], scale: float) -> A
     return {"before": attempt(grads, 1.0), "after": attempt(grads, scale)}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The shares from the thresholds, in float64: zero up to half of 2^-24, normal from half a step below 2^-14."""
     grads, scale = inputs[0]
 
@@ -78,11 +76,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{when: {name: fates(g, by) for name, g in grads.items()} for when, by in (("before", 1), ("after", scale))}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=underflow_shares,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, underflow_shares)

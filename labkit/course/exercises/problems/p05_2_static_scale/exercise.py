@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 LARGEST = 65504.0
 
@@ -35,7 +33,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, log2=-19), Case.of(1, log2=-6), Case.of(1, log2=-30)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The gradients of nine models. The largest number stands in the first, a middle or the last tensor, is negative,
     exactly at the limit, just above it, huge, or a power of two in bfloat16, which has no 65504. The last two models
     have gradients of zeros, and no gradients."""
@@ -72,7 +70,7 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]]) -> Any:
     return [attempt(grads) for grads in models]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The scales by trial of every power of two, from the top down, until all products are within the limits."""
 
     def fits(grads: list[Tensor], s: float) -> bool:
@@ -89,11 +87,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=static_scale,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, static_scale)

@@ -10,9 +10,7 @@ import torch
 
 from labkit.comm.group import Group
 from labkit.comm.private import private
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 class DynamicScale:
@@ -48,7 +46,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The ceiling of each step: a random walk, with eight steps in the middle at which it is 2^14 times lower."""
     draw = random.Random(case.seed)
     height, ceilings = float(case["log2_ceiling"]), []
@@ -68,7 +66,7 @@ def play(attempt: Any, _: Group, scale: float, interval: int, ceilings: list[flo
     return {"scales": scales, "steps taken": taken}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The scales and steps that the kernel of torch's own GradScaler gives."""
     first, interval, ceilings = inputs[0]
     scale, good = torch.tensor(first), torch.tensor(0, dtype=torch.int32)
@@ -82,11 +80,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{"scales": scales, "steps taken": taken}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=DynamicScale,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, DynamicScale)

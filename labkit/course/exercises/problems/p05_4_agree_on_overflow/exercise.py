@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 SCALE, LR, STEPS = 1024.0, 0.1, 12
 KINDS = (math.inf, -math.inf, math.nan)
@@ -70,7 +67,7 @@ def spoil(grads: list[Tensor], bad: Spoilt, step: int, rank: int) -> list[Tensor
     return grads
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Shards, and the gradients of twelve steps, six of which are bad."""
     bad = spoilt(case, STEPS)
 
@@ -94,7 +91,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return {"taken": [bool(step) for step in taken], "weights": weights}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One process that sees all shards: torch's SGD on the sum of the gradients of the steps at which all is finite."""
     steps = range(STEPS)
     taken = [math.isfinite(sum(g.double().sum().item() for _, grads in inputs for g in grads[s])) for s in steps]
@@ -114,13 +111,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return STEPS * (2 * (n - 1) // n), STEPS * (2 * (n - 1) * 8 // n)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=agreed_step,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    agreed_step,
     laws=(
         sends(
             law,

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import holds
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, holds
 from labkit.course.judge.run_record import weigh
 
 STEPS, LR = 12, 2e-4
@@ -49,7 +46,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights around 1, and the gradients of each step, all of the case's dtype. A gradient keeps its signs from step
     to step, so that small updates add up."""
     signs = [case.random(*shape, key=i).sign() for i, shape in enumerate(case["shapes"])]
@@ -89,7 +86,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return {"masters": [m.detach() for m in all_masters], **checks}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """torch's AdamW on float64 weights, with the same gradients."""
     weights, grads, _ = inputs[0]
     params = [torch.nn.Parameter(w.double()) for w in weights]
@@ -121,13 +118,9 @@ def law(case: Case, _: int) -> dict[str, tuple[float, float]]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=MasterCopies,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    MasterCopies,
     changes=(0,),
     laws=(holds(law, "after a step: 4 bytes of master and 8 of moments for each weight, no gradient, no other copy"),),
 )

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_calls, sends
 from labkit.course.exercises.problems.p05_4_agree_on_overflow.exercise import spoil, spoilt
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_calls, sends
 
 SCALE, LR, MOST = 4096.0, 0.5, 0.75
 SIZES = 2 * (5.0, 1.0, 0.02, 3.0, 1.0, 0.3)
@@ -52,7 +49,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Shards, and gradients that grow with the rank: r + 1 times as large on rank r. Half of the steps are bad."""
     bad = spoilt(case, len(SIZES))
     bad_steps = {step for step, _ in bad}
@@ -80,7 +77,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return {"norms": torch.tensor(norms, dtype=torch.float64), "weights": weights}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One process that has all shards: torch's clip_grad_norm_ and SGD in float64."""
     params = [[torch.nn.Parameter(w.double()) for w in weights] for weights, _ in inputs]
     everything, norms = [p for shards in params for p in shards], []
@@ -105,13 +102,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return len(SIZES) * (2 * (n - 1) * 4 // n), 2 * len(SIZES) * (2 * (n - 1) * 8 // n)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=clipped_step,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    clipped_step,
     tolerance=(1e-5, 1e-6),
     laws=(
         sends(

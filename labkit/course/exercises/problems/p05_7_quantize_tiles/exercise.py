@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 LARGEST = 448.0
 
@@ -41,7 +39,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A matrix of many sizes with a large negative outlier, a block of zeros, and a last row unlike the others; in the
     block beside the zeros, numbers that lie half way between two codes."""
     x = case.random(case["m"], case["k"], key=1) * case.random(case["m"], case["k"], key=2).exp()
@@ -81,7 +79,7 @@ def play(attempt: Any, _: Group, x: Tensor, rows: int, columns: int) -> Any:
     return {"codes": codes, "scales": scales}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Block by block, each by itself."""
     x, rows, columns = inputs[0]
     codes, scales = torch.zeros_like(x), torch.ones(-(-x.shape[0] // rows), -(-x.shape[1] // columns))
@@ -94,11 +92,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{"codes": codes, "scales": scales}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=quantized,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, quantized)

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 STEPS, QUIET, SPIKE = 12, (0, 2, 6, 7), 4
 
@@ -48,7 +45,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(3, length=3), Case.of(2, length=1), Case.of(1, length=4)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Two tensors a step on each rank. Sizes drift, one rank has a spike in the fifth step, all have zeros in the
     first, third, seventh and eighth; the larger tensor of a step is now the first and now the second."""
     sizes = [10 ** case.random(1, key=900 + step).item() for step in range(STEPS)]
@@ -75,7 +72,7 @@ def play(attempt: Any, group: Group, length: int, steps: list[list[Tensor]]) -> 
     return {"scales": scales, "codes": codes}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One process that sees the tensors of all ranks."""
     largest = [max(float(x.abs().max()) for _, steps in inputs for x in steps[s]) for s in range(STEPS)]
     results = []
@@ -97,13 +94,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return STEPS * (2 * (n - 1) // n), STEPS * (2 * (n - 1) * 8 // n)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=DelayedUnits,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    DelayedUnits,
     laws=(
         sends(
             law,

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -34,7 +32,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, reach=6.0), Case.of(1, reach=1.0), Case.of(1, reach=2.5)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Random numbers of either sign up to `reach`; the grid itself with both signs, and noise of 0 among the others."""
     x = (case.random(40, 7, key=1).sigmoid() * 2 - 1) * case["reach"]
     x[0], x[1] = torch.tensor(GRID[1:]), -torch.tensor(GRID[1:])
@@ -49,7 +47,7 @@ def play(attempt: Any, _: Group, x: Tensor, noise: Tensor) -> Any:
     return attempt(x, noise)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Number by number: the two of the grid around it, and in float64 how far it lies between them."""
     x, noise = inputs[0]
     results = []
@@ -62,11 +60,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [torch.tensor(results).view(x.shape)]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=rounded,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, rounded)

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 STEPS, LR = 3, 0.1
 
@@ -49,7 +46,7 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
     return [(b, a), (b,), (c, b), (c,)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights of its own for each rank, and its samples of each step."""
     (a, _, c), n = case["widths"], case["rows"]
     return [
@@ -90,7 +87,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     return train(model, rows, attempt(model, group).average)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One process with all samples, from the weights of rank 0."""
     steps = [rows for _, rows in inputs]
     whole = [tuple(torch.cat([rows[s][k] for rows in steps]) for k in (0, 1)) for s in range(STEPS)]
@@ -107,13 +104,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return most - STEPS * len(shapes(case)), most
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=PlainDDP,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    PlainDDP,
     laws=(
         sends(
             law,

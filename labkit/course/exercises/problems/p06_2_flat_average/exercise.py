@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import highest_peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, highest_peak, sends
 
 
 def flat_average(params: list[Tensor], group: Group) -> None:
@@ -35,7 +32,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Gradients of each rank; every other matrix lies transposed."""
 
     def grad(rank: int, i: int, shape: tuple[int, ...]) -> Tensor:
@@ -54,7 +51,7 @@ def play(attempt: Any, group: Group, grads: list[Tensor]) -> Any:
     return [p.grad for p in params]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The mean of each gradient in float64."""
     by_parameter = zip(*(grads for (grads,) in inputs), strict=True)
     return [[torch.stack(same).double().mean(0).to(case.dtype) for same in by_parameter]] * case.n_ranks
@@ -72,13 +69,9 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return most - len(case["shapes"]), most
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=flat_average,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    flat_average,
     changes=(0,),
     laws=(
         sends(

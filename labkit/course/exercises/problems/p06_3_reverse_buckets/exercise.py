@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 def reverse_buckets(params: list[Tensor], most: int) -> list[list[int]]:
@@ -38,7 +36,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, most=800, count=24), Case.of(1, most=96, count=12), Case.of(1, most=20_000, count=9)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Models of random sizes, among them buckets that fit exactly and single parameters that are too large, one of them
     the first to be laid."""
     draw = random.Random(case.seed)
@@ -61,7 +59,7 @@ def play(attempt: Any, _: Group, models: list[list[Tensor]], most: int) -> Any:
     return [attempt(params, most) for params in models]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The buckets by search: each is the longest run, from the end, that fits, or one parameter."""
     models, most = inputs[0]
 
@@ -75,11 +73,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [[laid([p.nbytes for p in params]) for params in models]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=reverse_buckets,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, reverse_buckets)

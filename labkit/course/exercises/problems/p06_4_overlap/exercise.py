@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
 from labkit.course.judge.run_record import RunRecord, aside, mark, others_wait
 
 STEPS = 3
@@ -60,7 +57,7 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
     return [shape for a, b in zip(widths, widths[1:], strict=False) for shape in ((b, a), (b,))]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same weights for each rank, and its rows of each step."""
     weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
     x, y = case["widths"][0], case["widths"][-1]
@@ -120,7 +117,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
     return gradients
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of all rows in one process."""
     model, gradients = model_of(inputs[0][0]), []
     for step in range(STEPS):
@@ -169,13 +166,9 @@ def overlapped(record: RunRecord) -> Complaint | None:
     return Complaint(wanted, seen, still, tuple(stood[-1:]))
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=OverlappedDDP,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    OverlappedDDP,
     laws=(
         sends(law, "each rank sends 2(n-1)/n of the gradients' bytes a step, by all_reduce", only=("all_reduce",)),
         order("half of the bytes are on their way before the last gradient is there, and no hook waits", overlapped),

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
 from labkit.course.judge.run_record import RunRecord, mark
 
 STEPS = 2
@@ -68,7 +65,7 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
     return [(b, a), (b,), (c, b), (c,)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same weights for each rank, and its micro-batches of each step: one in the first, more in the next."""
     (a, _, c), n, many = case["widths"], case["rows"], (1, case["micro"])
     weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
@@ -127,7 +124,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tup
     return {"gradients": gradients, "exceptions that no_sync has swallowed": n_lost}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of all rows of a step in one batch, and no exception swallowed."""
     model, gradients = model_of(inputs[0][0]), []
     for step in range(STEPS):
@@ -156,13 +153,9 @@ def overlapped(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=QuietDDP,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    QuietDDP,
     laws=(
         sends(
             law,

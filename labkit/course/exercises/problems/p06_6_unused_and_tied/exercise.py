@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_calls, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_calls, sends
 
 Uses = list[tuple[int, Tensor]]
 
@@ -43,7 +40,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights, the place of the tied parameter, and (place, factor) of each use by a rank. All ranks use the tied
     parameter twice, none the last but one, and a single rank the last. The others are used by all ranks or, where the
     case has `some`, by a random part of them."""
@@ -68,7 +65,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], tied: int, uses: Use
     return [p.grad for p in params]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradient of p * x is x: the sum of x over all uses, divided by the number of ranks."""
     means: list[Tensor | None] = []
     for i in range(len(case["sizes"])):
@@ -86,13 +83,9 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return (needed - len(sizes) if n > 1 else 0), needed + share * 8 * (len(sizes) + 1)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=average_used,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    average_used,
     changes=(0,),
     laws=(
         sends(law, "each rank sends 2(n-1)/n of the bytes of what any rank uses, once, and 8 bytes an entry at most"),

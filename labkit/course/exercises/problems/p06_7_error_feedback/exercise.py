@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_sent_bytes, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_sent_bytes, sends
 
 STEPS = 4
 
@@ -51,7 +48,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Gradients of several steps: a part that all ranks and steps have in common, so that they choose the same places
     now and then, and noise. No two numbers between which a rank has to choose are alike."""
     numel, k = case["numel"], case["k"]
@@ -82,7 +79,7 @@ def play(attempt: Any, group: Group, k: int, grads: list[Tensor]) -> Any:
     return [average(grad).clone() for grad in grads]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The means number by number, from a sorted list, in one process."""
     means = [torch.zeros(case["numel"], dtype=case.dtype) for _ in range(STEPS)]
     for k, grads in inputs:
@@ -102,13 +99,9 @@ def law(case: Case, _: int) -> tuple[float, float]:
     return numbers * (case.item_bytes + 1), numbers * (case.item_bytes + 8)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=TopKFeedback,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    TopKFeedback,
     laws=(
         sends(
             law,

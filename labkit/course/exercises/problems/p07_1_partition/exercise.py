@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import silent
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, silent
 
 
 def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
@@ -43,7 +39,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Sizes, the same for all; their sum is one more than a multiple of n, so that padding is needed, or just one."""
     draw = random.Random(case.seed)
     sizes = [draw.randint(1, case["most"]) for _ in range(case["params"])]
@@ -51,7 +47,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(list(sizes),) for _ in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The windows from a list of every element, (parameter, place), cut into runs of k."""
     elements = [(i, place) for i, size in enumerate(inputs[0][0]) for place in range(size)]
     k = (len(elements) + case.n_ranks - 1) // case.n_ranks
@@ -64,11 +60,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return owned
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=owned_windows,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
-    laws=(silent(),),
-)
+PROBLEM = exercise(__name__, owned_windows, laws=(silent(),))

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import holds, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, holds, sends
 from labkit.course.judge.run_record import weigh
 
 STEPS, LR = 3, 0.01
@@ -53,7 +50,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights, and the gradients of each step; the same on all ranks."""
     weights = [case.random(size, key=i) for i, size in enumerate(case["sizes"])]
     grads = [[case.random(size, key=100 * s + i + 50) for i, size in enumerate(case["sizes"])] for s in range(STEPS)]
@@ -83,7 +80,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Ten
     return [p.data for p in params]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """torch's AdamW on all parameters, in one process."""
     weights, grads, _ = inputs[0]
     params = [torch.nn.Parameter(w.clone()) for w in weights]
@@ -113,13 +110,9 @@ def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ShardedOptimizer,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ShardedOptimizer,
     laws=(
         sends(
             lambda case, rank: 0 if case.n_ranks == 1 else STEPS * ITEM * own(case, rank),

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 ROOM_BYTES = 24 << 10
@@ -47,7 +43,7 @@ def shard_numel(case: Case) -> int:
     return -(-sum(math.prod(shape) for shape in case["shapes"]) // case.n_ranks)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Shards of random weights. The padding is NaN, so that it shows wherever an attempt uses it."""
     k, n_real = shard_numel(case), sum(math.prod(shape) for shape in case["shapes"])
     whole = case.random(case.n_ranks * k)
@@ -55,7 +51,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(part.clone(), list(case["shapes"])) for part in whole.chunk(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The parameters, element by element, from all shards in one row."""
     row, at, whole = torch.cat([shard for shard, _ in inputs]), 0, []
     for shape in inputs[0][1]:
@@ -70,12 +66,9 @@ def law(case: Case, rank: int) -> float:
     return sent_bytes("ring", "all_gather", case.n_ranks, whole, rank, case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=gather_weights,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    gather_weights,
     laws=(
         sends(law, "each rank sends (n-1)/n S bytes, its own shard n - 1 times", only=("all_gather", "send")),
         peak(

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 Report = dict[str, Any]
 
@@ -123,9 +121,4 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     return {name: (truth, wanted[name], ranks) for name, (truth, ranks) in objects.items()}
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=proves_one_nth,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, proves_one_nth, **told_apart(shown))

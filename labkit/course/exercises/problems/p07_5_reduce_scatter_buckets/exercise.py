@@ -11,10 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import highest_peak, order, peak, sends
+from labkit.course.exercises.exercise import (
+    Answers,
+    Case,
+    Complaint,
+    Inputs,
+    Star,
+    exercise,
+    highest_peak,
+    order,
+    peak,
+    sends,
+)
 from labkit.course.judge.run_record import RunRecord, mark
 from labkit.plan.machine.collectives import sent_bytes
 
@@ -57,7 +65,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights that all ranks share, and rows of each rank's own."""
     d, n_layers = case["width"], sum(case["buckets"])
     weights = [case.random(d, d, key=i) / d**0.5 for i in range(n_layers)]
@@ -77,7 +85,7 @@ def bucketed(case_buckets: Sequence[int], weights: Sequence[Tensor]) -> list[lis
     return [list(weights[end - count : end]) for count, end in zip(case_buckets, ends, strict=True)]
 
 
-def inputs_with_buckets(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs_with_buckets(case: Case) -> Inputs:
     """The same inputs, and how many weights are in each bucket."""
     return [(*arguments, case["buckets"]) for arguments in inputs(case)]
 
@@ -93,7 +101,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: S
     return {"shards": dict(sorted(shards.items())), "gradients are let go": all(p.grad is None for p in params)}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The parts of the gradient of the mean of all losses, computed in one process in float64."""
     params = [w.double().detach().requires_grad_() for w in inputs[0][0]]
     total = sum(loss_of(params, x.double()) for _, x, _ in inputs) / case.n_ranks
@@ -141,13 +149,10 @@ def most(case: Case, times: float) -> float:
     return sum(parts) + times * case.n_ranks * max(parts) + ROOM_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=shard_gradients,
-    cases=cases,
+PROBLEM = exercise(
+    __name__,
+    shard_gradients,
     inputs=inputs_with_buckets,
-    play=play,
-    answer=answer,
     changes=(0,),
     laws=(
         sends(

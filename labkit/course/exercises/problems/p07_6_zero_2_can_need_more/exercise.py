@@ -6,9 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
 
 
 def gradient_peak_and_sent(stage: int, buckets: list[int], n_ranks: int, n_micro: int) -> tuple[int, int]:
@@ -45,7 +43,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Random sizes of buckets that n divides. With one micro-batch, and where buckets leave in the last of several,
     they are drawn until it is not the largest, nor the first, with which most is held."""
     n, m = case["ranks"], case["micros"]
@@ -73,7 +71,7 @@ def play(attempt: Any, group: Any, buckets: list[int], n_ranks: int, n_micro: in
     return replies
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The answers by formulas: the peak is the highest of the moments at which a bucket leaves."""
     ((buckets, n, m),) = inputs
     numel, answers = sum(buckets), {}
@@ -89,11 +87,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [answers]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=gradient_peak_and_sent,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, gradient_peak_and_sent)

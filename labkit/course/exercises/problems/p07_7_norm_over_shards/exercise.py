@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm: float, group: Group) -> Tensor:
@@ -45,7 +42,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A run of a long row for each rank, with junk behind the row's end, and two gradients that all ranks have."""
     n, k = case.n_ranks, -(-case["numel"] // case.n_ranks)
     row = case["size"] * case.random(n * k, dtype=torch.float64)
@@ -66,7 +63,7 @@ def play(attempt: Any, group: Group, shard: Tensor, n_real: int, replicated: lis
     return {"norm": norm, "shard": shard[:n_real], "replicated": replicated}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The norm and gradients that torch's own clipping gives, on one row of all elements, in float64."""
     rows = [shard[:n_real].double() for shard, n_real, *_ in inputs]
     common = [g.double() for g in inputs[0][2]]
@@ -86,13 +83,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return (0, 0) if n == 1 else (1, 2 * (n - 1) * 8 // n)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=clip_sharded_,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    clip_sharded_,
     changes=(0, 2),
     laws=(sends(law, "one scalar is all-reduced", only=("all_reduce",), messages=lambda case, rank: 1),),
 )

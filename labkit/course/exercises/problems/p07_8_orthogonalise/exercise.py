@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise, peak
 
 ROOM_BYTES = 2**16
 
@@ -47,7 +44,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A random matrix of some size."""
     return [(case["size"] * case.random(case["rows"], case["cols"]), case["steps"])]
 
@@ -57,7 +54,7 @@ def play(attempt: Any, group: Any, u: Tensor, steps: int) -> Any:
     return call_alone(attempt, group, u, steps)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """By an SVD, whose singular values go through the polynomial one by one."""
     ((u, steps),) = inputs
     left, values, right = torch.linalg.svd(u, full_matrices=False)
@@ -67,13 +64,9 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [left @ values.diag() @ right]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=newton_schulz,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    newton_schulz,
     tolerance=(1e-9, 1e-9),
     laws=(
         peak(

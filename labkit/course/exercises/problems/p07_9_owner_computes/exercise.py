@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def owner_computes(pieces: list[Tensor], work: Callable[[Tensor], Tensor], group: Group) -> list[Tensor]:
@@ -50,7 +47,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Rows of random matrices for each rank."""
     wholes = [case.random(case.n_ranks * k, cols, key=number) for number, (k, cols) in enumerate(case["shapes"])]
     return [([whole.chunk(case.n_ranks)[r].clone() for whole in wholes],) for r in range(case.n_ranks)]
@@ -79,7 +76,7 @@ def owners_of(case: Case) -> list[int]:
     return [owners[i] for i in range(len(owners))]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The answers in one process, cut into rows; and who should have worked on what."""
     wholes = [torch.cat([pieces[i] for (pieces,) in inputs]) for i in range(len(case["shapes"]))]
     done = [whole * whole.flip(0).cumsum(0) for whole in wholes]
@@ -103,12 +100,8 @@ def law(case: Case, rank: int) -> float:
     return elements * case.item_bytes if case.n_ranks > 1 else 0
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=owner_computes,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    owner_computes,
     laws=(sends(law, "pieces go to owners, and pieces of answers come back", only=("send",)),),
 )

@@ -11,10 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import holds
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, holds
 from labkit.course.judge.run_record import weigh
 
 ROOM_BYTES = 8 << 10
@@ -56,7 +53,7 @@ def numel(case: Case) -> int:
     return -(-sum(math.prod(shape) for shape in case["shapes"]) // case.n_ranks)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The parameters, the same on all ranks, and a gathered buffer with other numbers in it."""
     params = [case.random(*shape, key=i) for i, shape in enumerate(case["shapes"])]
     whole = case.random(case.n_ranks * numel(case), key=100)
@@ -72,7 +69,7 @@ def play(attempt: Any, group: Group, params: list[Tensor], whole: Tensor) -> Any
     return {"shard": unit.shard, "windows": windows, "windows are views": all(views)}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The shards of a row of zeros that is filled parameter by parameter, and the windows."""
     params, whole = inputs[0]
     row, at, windows = torch.zeros(case.n_ranks * numel(case), dtype=case.dtype), 0, []
@@ -92,12 +89,8 @@ def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=FlatUnit,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    FlatUnit,
     laws=(holds(held, "after __init__ a rank holds its shard, 1/n of the unit, and no whole"),),
 )

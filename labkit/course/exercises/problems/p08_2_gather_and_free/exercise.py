@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, peak, sends
 from labkit.course.judge.run_record import RunRecord, weigh
 from labkit.plan.machine.collectives import sent_bytes
 
@@ -51,7 +48,7 @@ def unit_bytes(case: Case) -> int:
     return int(case["width"] ** 2 * case.item_bytes)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Rows of each rank's own, and its shard of each unit."""
     d, n = case["width"], case.n_ranks
     wholes = [case.random(d * d, key=i) / d**0.5 for i in range(case["units"])]
@@ -81,7 +78,7 @@ def layers_below(y: Tensor) -> int:
     return sum("Tanh" in type(node).__name__ for node in seen)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result of forward with all units whole, in float64."""
     results = []
     for x, _ in inputs:
@@ -108,13 +105,9 @@ def emptied(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=forward_unit_by_unit,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    forward_unit_by_unit,
     may=("untyped_storage",),
     laws=(
         sends(law, "each rank sends (n-1)/n S bytes: every unit is gathered once", only=("all_gather",)),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak, sends
 from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import cases, inputs, unit_bytes
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
 from labkit.course.judge.run_record import weigh
 from labkit.plan.machine.collectives import sent_bytes
 
@@ -57,7 +53,7 @@ def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
     return {"loss": loss, "x": first.grad, "shards": [leaf.grad for leaf in leaves]}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients from autograd on whole weights, in one process; the gradient of a weight is the mean over ranks."""
     n, d = case.n_ranks, case["width"]
     wholes = [torch.cat([shards[i].detach() for _, shards in inputs]).double().view(d, d).requires_grad_()
@@ -86,13 +82,11 @@ def most(case: Case, rank: int) -> float:
     return (case["units"] / case.n_ranks + 3.3) * unit_bytes(case) + ROOM_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=GatheredLinear,
+PROBLEM = exercise(
+    __name__,
+    GatheredLinear,
     cases=cases,
     inputs=inputs,
-    play=play,
-    answer=answer,
     laws=(
         sends(law, "each rank sends 3 (n-1)/n S bytes: two gathers and one reduce-scatter of each unit"),
         peak(most, "a rank holds the gradients of its shards, and one unit with its gradient"),

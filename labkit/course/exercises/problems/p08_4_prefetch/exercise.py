@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Problem
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, peak, sends
 from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import cases, inputs, law, unit_bytes
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, peak, sends
 from labkit.course.judge.run_record import Event, RunRecord, mark, weigh
 
 ROOM_BYTES = 24 << 10
@@ -90,7 +87,7 @@ def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
         return attempt(x, shards, layer, marking_group)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result of forward with all units whole, in float64."""
     results = []
     for x, _ in inputs:
@@ -121,13 +118,11 @@ def in_turn(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=forward_with_prefetch,
+PROBLEM = exercise(
+    __name__,
+    forward_with_prefetch,
     cases=cases,
     inputs=inputs,
-    play=play,
-    answer=answer,
     laws=(
         sends(law, "each rank sends (n-1)/n S bytes: every unit is gathered once", only=("all_gather",)),
         peak(

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, peak
 from labkit.course.judge.run_record import RunRecord, mark
 
 ROOM_BYTES = 16 << 10
@@ -50,7 +47,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The files of all old ranks, which everybody may read. Their padding is NaN, so that it shows where it is used."""
     s = -(-case["numel"] // case["saved"])
     row = case.random(case["saved"] * s)
@@ -68,7 +65,7 @@ def play(attempt: Any, group: Group, files: list[Tensor], numel: int) -> Any:
     return attempt(read, len(files), numel, group)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The shards of the whole row, padded anew."""
     files, numel = inputs[0]
     row = torch.cat(files)[:numel]
@@ -100,13 +97,9 @@ def most(case: Case, rank: int) -> float:
     return ITEM * 1.1 * (-(-case["numel"] // case["saved"]) + -(-case["numel"] // case.n_ranks)) + ROOM_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=load_resharded,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    load_resharded,
     laws=(
         Law(
             "wire", "each rank reads the old shards that hold something of its own, once, and sends nothing", read_once

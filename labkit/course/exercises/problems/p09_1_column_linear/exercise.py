@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import hidden, silent
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, hidden, silent
 from labkit.course.judge.run_record import RunRecord, weigh
 
 SLACK_BYTES = 8 << 10
@@ -46,7 +43,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same layer and the same x on every rank."""
     n_outputs = case.n_ranks * case["each"]
     layer = case.random(n_outputs, case["inputs"], key=1), case.random(n_outputs, key=2)
@@ -67,7 +64,7 @@ def play(attempt: Any, group: Group, weight: Tensor, bias: Tensor, x: Tensor) ->
     return {"y": y, "one output less": outcome}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The parts of the result of torch's linear layer."""
     weight, bias, x = inputs[0]
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=case.dtype)
@@ -87,13 +84,9 @@ def holds_its_part(record: RunRecord) -> Complaint | None:
     return hidden(record, lambda case, rank: most)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ColumnLinear,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ColumnLinear,
     laws=(
         silent(),
         Law("memory", "after __init__ a rank holds O/n (I + 1) numbers, not O (I + 1)", holds_its_part),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 
@@ -35,7 +31,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A part of the columns of x and of W for each rank, and the bias."""
     x, weight = case.random(case["rows"], case["inputs"], key=1), case.random(case["outputs"], case["inputs"], key=2)
     bias, n = case.random(case["outputs"], key=3) if case["bias"] else None, case.n_ranks
@@ -43,7 +39,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(xs[rank].clone(), weights[rank].clone(), bias) for rank in range(n)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result of torch's linear layer on the whole."""
     x, weight = (torch.cat([arguments[place] for arguments in inputs], dim=1).double() for place in (0, 1))
     bias = inputs[0][2]
@@ -57,12 +53,9 @@ def law(case: Case, rank: int) -> float:
     return sent_bytes("ring", "all_reduce", case.n_ranks, whole, rank, case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=row_linear,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    row_linear,
     laws=(
         sends(
             law,

@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 
@@ -61,7 +58,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """x and the gradient of y, the same for all, and a part of the rows of up and the columns of down for each rank."""
     x, dy = case.random(case["rows"], case["width"], key=1), case.random(case["rows"], case["outputs"], key=2)
     up, down = case.random(case["hidden"], case["width"], key=3), case.random(case["outputs"], case["hidden"], key=4)
@@ -77,7 +74,7 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, up: Tensor, down: Te
     return {"y": y, "gradient of x": x.grad, "gradient of up": up.grad, "gradient of down": down.grad}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result and gradients of the whole matrices, from autograd in float64."""
     x, dy = (tensor.double() for tensor in inputs[0][:2])
     up, down = torch.cat([row[2] for row in inputs]).double(), torch.cat([row[3] for row in inputs], 1).double()
@@ -97,13 +94,9 @@ def law(case: Case, rank: int) -> float:
     return sum(sent_bytes("ring", "all_reduce", case.n_ranks, n, rank, case.item_bytes) for n in sizes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=DualPair,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    DualPair,
     laws=(
         sends(
             law,

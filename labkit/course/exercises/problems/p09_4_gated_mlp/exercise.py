@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise
 from labkit.course.judge.run_record import Event, RunRecord, mark
 from labkit.parallel.tensor import copy_to, reduce_from
 from labkit.plan.machine.collectives import sent_bytes
@@ -44,7 +42,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """x, the gradient of y and the bias, the same for all; this rank's part of three matrices."""
     x, dy = (case.random(case["rows"], case["width"], key=key) for key in (1, 2))
     bias, (gate, up, down) = case.random(case["width"], key=6), whole(case)
@@ -68,7 +66,7 @@ def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, *weights: Tensor) ->
     return {"y": y, **{f"gradient of {name}": leaf.grad for name, leaf in zip(names, leaves, strict=True)}}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result and gradients of torch's own layers in one process, in float64."""
     x, dy, *_, bias = (tensor.double() for tensor in inputs[0])
     leaves = [tensor.double().requires_grad_() for tensor in (x, *whole(case), bias)]
@@ -101,12 +99,8 @@ def two_sums(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=tp_gated_mlp,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    tp_gated_mlp,
     laws=(Law("wire", "2(n-1)/n of a [B, D]'s bytes forward, and the same backward", two_sums),),
 )

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 from labkit.course.judge.run_record import aside
 
 
@@ -39,7 +37,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same layer and tokens on every rank."""
     d = case["width"]
     layer = case.random(3 * d, d, key=1), case.random(d, d, key=2), case["heads"]
@@ -64,7 +62,7 @@ def heads(x: Tensor, qkv: Tensor, head_size: int) -> Tensor:
     return ((q @ k.transpose(1, 2) / head_size**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The heads of each rank, picked out one by one, and torch's multi-head attention on the whole."""
     qkv, out, n_head, odd, x = inputs[0]
     n, d = case.n_ranks, case["width"]
@@ -81,11 +79,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return results
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=head_shard,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, head_shard)

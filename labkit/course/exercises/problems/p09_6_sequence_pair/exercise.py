@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import hidden
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, hidden
 from labkit.course.judge.run_record import Event, RunRecord, mark, weigh
 from labkit.plan.machine.collectives import sent_bytes
 
@@ -73,7 +70,7 @@ def whole(case: Case) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     return case.random(t, d, key=1), case.random(t, d, key=2), list(zip(ups, downs, strict=True))
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A rank's positions of x and of the gradient, and its rows and columns of the layers."""
     (x, dy, layers), n = whole(case), case.n_ranks
     return [
@@ -106,7 +103,7 @@ def running(x: Tensor) -> Tensor:
     return x.cumsum(0) / len(x) ** 0.5
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The result and the gradient of x from autograd on all positions and whole layers, in float64."""
     x, dy, layers = whole(case)
     leaf = x.double().requires_grad_()
@@ -150,13 +147,9 @@ def thin(record: RunRecord) -> Complaint | None:
     return hidden(record, lambda case, rank: most)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=SequencePair,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    SequencePair,
     laws=(
         Law("wire", "(n-1)/n S at each end, forward and backward: in all what f and g send", same_bytes),
         Law("memory", "after forward a rank holds T/n positions a layer outside the regions, and no whole one", thin),

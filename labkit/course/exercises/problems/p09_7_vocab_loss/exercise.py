@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_sent_bytes, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_sent_bytes, sends
 
 SLACK_BYTES = 64
 BEST = """
@@ -52,7 +48,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The logits of a rank's words, and all targets."""
     n_words = case.n_ranks * case["each"]
     logits = 200 + 80 * case.random(case["tokens"], n_words, key=1)
@@ -60,7 +56,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(part.clone(), targets.clone()) for part in logits.chunk(case.n_ranks, dim=1)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """torch's cross entropy on the joined logits, in float64."""
     logits = torch.cat([part for part, _ in inputs], dim=1).double()
     return [torch.nn.functional.cross_entropy(logits, inputs[0][1]).to(case.dtype)] * case.n_ranks
@@ -71,12 +67,9 @@ def sums(case: Case, count: int) -> float:
     return count * 2 * (case.n_ranks - 1) / case.n_ranks * case["tokens"] * case.item_bytes
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=split_vocab_loss,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    split_vocab_loss,
     laws=(
         sends(
             lambda case, rank: (0, sums(case, 3) + SLACK_BYTES),

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def naive_step(stage: nn.Module, x: Tensor | None, target: Tensor | None, group: Group) -> Tensor | None:
@@ -51,7 +48,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The weights of each rank, x for the first, and the target for the last."""
     widths, n = case["widths"], case.n_ranks
     x, target = case.random(case["rows"], widths[0], key=1), case.random(case["rows"], widths[-1], key=2)
@@ -73,7 +70,7 @@ def play(attempt: Any, group: Group, weight: Tensor, x: Tensor | None, target: T
     return {"loss": loss, "gradients": [p.grad for p in stage.parameters()]}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The loss and gradients of all stages in one process, in float64."""
     stages = [stage_of(weight.double()) for weight, *_ in inputs]
     x, target = inputs[0][1], inputs[-1][2]
@@ -94,13 +91,9 @@ def law(case: Case, rank: int) -> float:
     return float(case["rows"] * (on + case["widths"][rank] * (rank > 0)) * case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=naive_step,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    naive_step,
     laws=(
         sends(
             law,

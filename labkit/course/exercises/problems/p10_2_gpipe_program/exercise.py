@@ -10,10 +10,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order, peak
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, order, peak
 from labkit.course.judge.run_record import RunRecord, aside, mark
 from labkit.plan.schedules.schedule import Action, Schedule, Span, simulate
 
@@ -49,7 +46,7 @@ def micros_of(case: Case) -> int:
     return random.Random(case.seed).randint(*case["micros"])
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The number of micro-batches, the same for every rank."""
     return [(micros_of(case),)] * case.n_ranks
 
@@ -95,7 +92,7 @@ def parsed(action: str) -> tuple[int, str, int]:
     return int(stage), kind, int(micro)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Each rank's actions; their order is for the laws to judge."""
     by_rank = [
         sorted(f"{rank}{kind}{i}" for i in range(micros_of(case)) for kind in "FB") for rank in range(case.n_ranks)
@@ -156,13 +153,10 @@ def forwards_first(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=gpipe_program,
-    cases=cases,
-    inputs=inputs,
+PROBLEM = exercise(
+    __name__,
+    gpipe_program,
     play=conveyor,
-    answer=answer,
     imports=("Action",),
     laws=(
         most_held(lambda case, rank: micros_of(case), "a rank holds the activations of at most m micro-batches"),

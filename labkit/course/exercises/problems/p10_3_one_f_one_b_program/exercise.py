@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
+from labkit.course.exercises.exercise import exercise, order
 from labkit.course.exercises.problems.p10_2_gpipe_program.exercise import (
     answer,
     cases,
@@ -13,7 +12,6 @@ from labkit.course.exercises.problems.p10_2_gpipe_program.exercise import (
     micros_of,
     most_held,
 )
-from labkit.course.judge.laws import order
 from labkit.plan.schedules.schedule import Action
 
 
@@ -31,9 +29,9 @@ def one_f_one_b_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
     return program + [Action("B", rank, i) for i in range(n_micro - ahead, n_micro)]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=one_f_one_b_program,
+PROBLEM = exercise(
+    __name__,
+    one_f_one_b_program,
     cases=cases,
     inputs=inputs,
     play=conveyor,

@@ -6,10 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 from labkit.plan.schedules.schedule import (
     Action,
     Schedule,
@@ -149,10 +147,4 @@ def accepted(schedule: Schedule) -> bool:
     return True
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=schedule_can_run,
-    cases=cases,
-    imports=("Action", "Schedule", "needs"),
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, schedule_can_run, imports=("Action", "Schedule", "needs"), **told_apart(shown))

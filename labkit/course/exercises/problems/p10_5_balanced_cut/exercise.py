@@ -9,9 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 def balanced_cut(costs: list[float], n_stages: int) -> list[int]:
@@ -46,7 +44,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Costs of layers from 1 to 5, in 1,024ths, of which the last is multiplied by the case's `last`.
 
     Unless there is only one cut, they are drawn until no usual short cut, such as `even` or `nearly`, gives a
@@ -125,7 +123,7 @@ def play(attempt: Any, group: Group, costs: list[float], n_stages: int) -> Any:
     return {"a cut into stages": True, "bounds": bounds, "costliest stage": float(worst_of(costs, bounds))}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The cost of the best cut."""
     return [{"a cut into stages": True, "bounds": ..., "costliest stage": float(least(*inputs[0]))}]
 
@@ -152,11 +150,4 @@ def filled(costs: Sequence[float], limit: float) -> float:
     return stages
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=balanced_cut,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, balanced_cut)

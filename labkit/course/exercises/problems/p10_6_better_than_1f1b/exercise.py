@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import order
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, Star, exercise, order
 from labkit.course.judge.run_record import RunRecord
 from labkit.plan.schedules.schedule import Action, Schedule, in_flight, one_f_one_b, simulate
 from labkit.plan.schedules.schedule_text import from_text
@@ -43,7 +40,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The numbers of ranks and of micro-batches."""
     return [(case["p"], case["m"])]
 
@@ -64,7 +61,7 @@ def play(attempt: Any, group: Any, n_ranks: int, n_micro: int) -> Any:
     return {"actions": [sorted(program) for program in programs], "programs": programs}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The actions of every rank; their order is for the laws to judge."""
     micros = range(case["m"])
     actions = [sorted(f"{rank}{kind}{i}" for kind in "FBW" for i in micros) for rank in range(case["p"])]
@@ -136,13 +133,9 @@ def better_than_1f1b(n_ranks, n_micro):
     return programs
 """
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=better_than_1f1b,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    better_than_1f1b,
     imports=("Action",),
     laws=(
         order("no two ranks wait for each other", runs),

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import hidden
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, hidden
 from labkit.course.judge.run_record import RunRecord
 
 ROWS = 4
@@ -47,7 +44,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A linear layer, a batch, values for A and B, and a gradient of the output."""
     i, o, r = case["inputs"], case["outputs"], case["rank"]
     linear = nn.Linear(i, o, bias=case["bias"], dtype=case.dtype)
@@ -83,7 +80,7 @@ def play(
     }
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The results from the corrected weight as one matrix and autograd, in float64."""
     ((linear, rank, alpha, x, a, b, grad),) = inputs
     w, b64, a64 = linear.weight.detach().double(), b.double().requires_grad_(), a.double().requires_grad_()
@@ -109,13 +106,9 @@ def thin(record: RunRecord) -> Complaint | None:
     return hidden(record, lambda case, rank: limit)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=LowRankLinear,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    LowRankLinear,
     changes=(0,),
     laws=(Law("memory", "beside the parameters there is never a matrix of O x I", thin),),
 )

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 from labkit.train.lora import LoRALinear
 
 SIZES = (6, 8, 10)
@@ -63,7 +61,7 @@ def tree(draw: random.Random, depth: int) -> nn.Module:
     return nn.ModuleDict(parts)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A model and the arguments of the injection."""
     draw = random.Random(case.seed)
     with torch.random.fork_rng(devices=()):  # weights, too, are drawn from the seed of the case
@@ -92,7 +90,7 @@ def play(attempt: Any, group: Any, model: nn.Module, targets: list[str], rank: i
     }
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The adapters from names alone: those of the weights of linear layers, by their last part."""
     model, targets, rank, alpha = inputs[0]
     weights = [
@@ -104,13 +102,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
              "weights are all there": True}]  # fmt: skip
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=inject_adapters,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    imports=("LoRALinear",),
-    changes=(0,),
-)
+PROBLEM = exercise(__name__, inject_adapters, imports=("LoRALinear",), changes=(0,))

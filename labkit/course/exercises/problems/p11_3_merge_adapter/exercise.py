@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 ROWS = 5
 MOST_OTHERS = 0.02
@@ -56,7 +54,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """W, A, B and rows."""
     i, o, r = case["inputs"], case["outputs"], case["rank"]
     w, x = case.random(o, i, key=1), case.random(ROWS, i, key=4)
@@ -84,7 +82,7 @@ def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: 
     return replies
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """W and y from a sum of outer products, in float64."""
     ((weight, a, b, alpha, x),) = inputs
     exact = weight.double()
@@ -96,13 +94,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{**answers, "W, taken out": weight, "W has its old bits": True, "W is the sum, rounded once": True}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=MergingLoRA,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    changes=(0,),
-    tolerance=(0.012, 0.012),
-)
+PROBLEM = exercise(__name__, MergingLoRA, changes=(0,), tolerance=(0.012, 0.012))

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
 from labkit.train.lora import LoRALinear
 
 
@@ -49,7 +47,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The layers of a model like a transformer, with sizes that are not all multiples of each other. Some names contain
     others, so that a target must be compared whole."""
     draw, d = random.Random(case.seed), case["width"]
@@ -76,7 +74,7 @@ def play(attempt: Any, group: Any, *args: Any) -> Any:
     return {name: float(value) for name, value in reply.items()}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The bytes from counting the parameters of the layers, built on the meta device."""
     ((linears, other, targets, rank, frozen_bytes),) = inputs
     with torch.device("meta"):
@@ -90,12 +88,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
              "share": trains / whole}]  # fmt: skip
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=lora_bytes,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    tolerance=(1e-9, 1e-12),
-)
+PROBLEM = exercise(__name__, lora_bytes, tolerance=(1e-9, 1e-12))

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 from labkit.train.lora import LoRALinear
 
 ROWS = 3
@@ -42,7 +39,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights, A and B that all share, rows of each rank's own, True if the rank uses the last layer, and True if a
     linear trains as a whole."""
     d, r, n_layers = case["width"], case["rank"], case["layers"]
@@ -87,7 +84,7 @@ def play(
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients from autograd on merged weights, in one process, in float64."""
     weights, factors, _, _, whole = inputs[0]
     n_layers, leaves = len(weights), {}
@@ -126,13 +123,9 @@ def law(case: Case, rank: int) -> float:
     return 0.0 if case.n_ranks == 1 else float(2 * (case.n_ranks - 1) * n_bytes // case.n_ranks)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=reduce_adapter_grads,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    reduce_adapter_grads,
     laws=(
         sends(
             law,

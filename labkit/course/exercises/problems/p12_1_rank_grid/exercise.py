@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 class RankGrid:
@@ -42,7 +40,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Random sizes of the axes. The case's `sizes` are places in the list of them, of which place 3 is size 1."""
     drawn = [*random.Random(case.seed).sample(range(2, 9), 3), 1]
     return [tuple(drawn[place] for place in case["sizes"])]
@@ -66,18 +64,11 @@ def refused(grid: Any, rank: int) -> str:
     return "accepted"
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The coordinates and ranks from torch's own numbering of a tensor with three dimensions."""
     ranks = torch.arange(torch.tensor(inputs[0]).prod().item()).reshape(inputs[0])
     coords = [dict(zip(("dp", "pp", "tp"), place.tolist(), strict=True)) for place in (ranks >= 0).nonzero()]
     return [{"coords": coords, "rank": ranks.flatten().tolist(), "outside": ["ValueError"] * 3}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=RankGrid,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, RankGrid)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
 
 
 def groups_along(axis: str, dp: int, pp: int, tp: int) -> list[list[int]]:
@@ -35,13 +32,13 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """An axis, and random sizes of all axes."""
     sizes = random.Random(case.seed).sample(range(2, 8), 3)
     return [(case["axis"], *(1 if place in case["ones"] else size for place, size in enumerate(sizes)))]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The groups from a torch tensor of ranks whose dimension of this axis is moved to the end."""
     axis, *sizes = inputs[0]
     ranks = torch.arange(torch.tensor(sizes).prod().item()).reshape(sizes)
@@ -49,11 +46,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [sorted(groups.tolist())]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=groups_along,
-    cases=cases,
-    inputs=inputs,
-    play=call_alone,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, groups_along, play=call_alone)

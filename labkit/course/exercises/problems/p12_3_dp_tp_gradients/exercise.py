@@ -11,10 +11,7 @@ from torch.nn.functional import mse_loss
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import by_axis, most_calls, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, by_axis, exercise, most_calls, sends
 from labkit.plan.partition.layout import Layout
 
 
@@ -60,7 +57,7 @@ def mine(case: Case, weights: dict[str, Tensor], rank: int) -> dict[str, Tensor]
     return {name: cut.get(name, weight).clone() for name, weight in weights.items()}
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The batch, a rank's weights, and the sizes of the axes. A rank finds other numbers in the rows of other copies:
     what it makes of rows that are not its own tells."""
     sizes = case["dp"], case["tp"]
@@ -84,7 +81,7 @@ def play(attempt: Any, group: Group, x: Tensor, target: Tensor, weights: dict[st
     return attempt(x, target, leaves, mesh)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of the whole batch through the whole model in one process, in float64."""
     x, target = (case.random(case["rows"], case["width"], key=key).double() for key in (8, 9))
     w = {name: weight.double().requires_grad_() for name, weight in whole(case).items()}
@@ -121,13 +118,9 @@ def dp_tp_gradients(x, target, weights, mesh):
     return {name: part.view_as(weights[name]) for name, part in zip(weights, parts)}
 """
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=dp_tp_gradients,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    dp_tp_gradients,
     imports=("Mesh",),
     laws=(
         by_axis(

@@ -11,10 +11,7 @@ from torch.nn.functional import mse_loss
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import by_axis, order, sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, by_axis, exercise, order, sends
 from labkit.course.judge.run_record import RunRecord
 from labkit.plan.partition.layout import Layout
 
@@ -60,7 +57,7 @@ def data(case: Case, copy: int, key: int) -> list[Tensor]:
     return [case.random(*shape, key=100 * key + 10 * copy + i) for i in range(case["micros"])]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The stage of each rank and the micro-batches of its copy; noise where the rank's stage must not read them."""
     by_rank = []
     for rank in range(case.n_ranks):
@@ -88,7 +85,7 @@ def play(
     return [p.grad for p in stage.parameters()]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of all rows of all copies as one batch through all stages, in one process, in float64."""
     dp, pp = case["dp"], case["pp"]
     stages = [stage_of(inputs[rank][0].double()) for rank in range(pp)]
@@ -138,13 +135,9 @@ def enters_in_time(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=dp_pp_step,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    dp_pp_step,
     imports=("Mesh",),
     laws=(
         by_axis(

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 from labkit.plan.partition.layout import Layout
 
 
@@ -50,7 +48,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A layout, and bytes of each axis: about a tenth of those of the axis before, or, in near cases, two thirds."""
     draw = random.Random(case.seed)
     amounts = [draw.randrange(500, 999), draw.randrange(50, 99), draw.randrange(5, 9)]
@@ -85,7 +83,7 @@ def apart(node: Sequence[int], size: int) -> torch.Tensor:
     return on_node[:, None] != on_node
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The fewest crossing bytes of all placements, from the table of who sends to whom."""
     layout, sent = inputs[0]
     table, halves = traffic(layout, sent), list(combinations(range(layout.size), layout.size // 2))
@@ -97,12 +95,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{"half of the ranks on each": True, "nodes": ..., "bytes between them": least}]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=place_on_nodes,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    imports=("Layout",),
-)
+PROBLEM = exercise(__name__, place_on_nodes, imports=("Layout",))

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
 
 
 def amdahl_fit(samples: list[tuple[int, float]]) -> float:
@@ -34,7 +32,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Samples of jobs. The serial share of the first is below 0 (faster than it should be), that of the second above 1
     (slower on many ranks than on one); those of the others lie between 0.02 and 0.6."""
     dice, jobs = random.Random(case.seed), []
@@ -52,7 +50,7 @@ def play(attempt: Any, group: Any, jobs: list[list[tuple[int, float]]]) -> Any:
     return [float(call_alone(attempt, group, job)) for job in jobs]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The shares from torch's least squares with one unknown."""
     shares = []
     for job in inputs[0][0]:
@@ -62,12 +60,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [shares]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=amdahl_fit,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    library="plan.pocket.scaling.fit_serial",
-)
+PROBLEM = exercise(__name__, amdahl_fit, library="plan.pocket.scaling.fit_serial")

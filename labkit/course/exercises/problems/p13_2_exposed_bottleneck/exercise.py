@@ -7,9 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_alone
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
 
 TICKS = 100_000
 """Ticks in a second."""
@@ -82,7 +80,7 @@ def clear(trace: list[list[tuple[str, float, float]]]) -> bool:
     return first > 1.05 * second
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Traces in which one kind clearly has most time; in at least one of them it is compute."""
 
     def make(dice: random.Random) -> list[list[list[tuple[str, float, float]]]]:
@@ -101,7 +99,7 @@ def play(attempt: Any, group: Any, traces: list[list[list[tuple[str, float, floa
     return [call_alone(attempt, group, trace) for trace in traces]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The kind and its share in each trace, by counting ticks."""
     totals = [by_the_tick(trace) for trace in inputs[0][0]]
     return [
@@ -113,11 +111,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=exposed_bottleneck,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, exposed_bottleneck)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 
 def scaling_report(runs: list[tuple[int, int, float]], n_params: float, peak_flops: float) -> list[tuple[float, float]]:
@@ -28,7 +25,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=8, least=8), Case.of(1, n_jobs=8, least=1)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Jobs of 3 to 6 runs in random order, with random batches and seconds."""
     dice, jobs = random.Random(case.seed), []
     for _ in range(case["n_jobs"]):
@@ -43,7 +40,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(jobs,)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Efficiency and MFU in exact fractions, from the seconds that a rank takes for a token."""
     reports = []
     for runs, n_params, peak in inputs[0][0]:
@@ -54,11 +51,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [reports]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=scaling_report,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, scaling_report, play=call_each)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 
@@ -40,7 +37,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Plans of small GPTs, since nothing in the law depends on their size. With five stages, the first plan has 7 or 8
     blocks, and a stage that has another number of them than if all that are left over went to the last stages."""
     dice, plans = random.Random(case.seed), []
@@ -85,18 +82,9 @@ def by_tensors(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[
     return {kind: float(number) for kind, number in held.items()}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The bytes of each plan, by counting tensors."""
     return [[by_tensors(*plan) for plan in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=hand_plan,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    tolerance=(1e-9, 0.0),
-    imports=("Layout", "ModelShape"),
-)
+PROBLEM = exercise(__name__, hand_plan, play=call_each, tolerance=(1e-9, 0.0), imports=("Layout", "ModelShape"))

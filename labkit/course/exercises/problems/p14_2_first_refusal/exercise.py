@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.job.recipe import STRATEGIES, Recipe
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
@@ -47,7 +45,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_plans=48, divides=0.4), Case.of(1, n_plans=24, divides=1.0)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Plans. In the first case some do not divide, and at least one divides neither its heads nor its layers."""
 
     def tells(plans: list[Plan]) -> bool:
@@ -100,17 +98,9 @@ def judged(shape: ModelShape, layout: Layout, recipe: Recipe, device_bytes: floa
     return ["memory", float(above)] if above > 0 else ["", 0.0]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The first refusal of each plan, in exact fractions."""
     return [[judged(*plan) for plan in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=first_refusal,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    imports=("Layout", "ModelShape", "Recipe"),
-)
+PROBLEM = exercise(__name__, first_refusal, play=call_each, imports=("Layout", "ModelShape", "Recipe"))

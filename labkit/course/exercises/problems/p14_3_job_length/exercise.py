@@ -6,11 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.model.shape import ModelShape
 
 
@@ -34,7 +31,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=16, steps=(3, 40)), Case.of(1, n_jobs=16, steps=(10_000, 1_000_000))]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Jobs of various models and lengths of sequences. Every fourth job has tokens for a whole number of steps."""
     dice, jobs = random.Random(case.seed), []
     for job in range(case["n_jobs"]):
@@ -57,17 +54,9 @@ def estimated(shape: ModelShape, rows: int, n_tokens: float, n: int, peak: float
     return [float(device_s / n), float(steps * device_s / n / 86400), float(steps * device_s / 3600)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The length of each job, from the matrix products of a layer."""
     return [[estimated(*job) for job in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=job_length,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    imports=("ModelShape",),
-)
+PROBLEM = exercise(__name__, job_length, play=call_each, imports=("ModelShape",))

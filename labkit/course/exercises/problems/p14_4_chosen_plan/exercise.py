@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.partition.layout import Layout
 
 
@@ -34,7 +31,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_tables=60, rows=9), Case.of(1, n_tables=16, rows=3)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Tables of plans. No time or memory is so near a limit that rounding decides. In one of every eight tables all
     plans are equally fast, the slowest is first, and plans with a small tp have a large pp; in another none fits."""
     dice, tables = random.Random(case.seed), []
@@ -72,17 +69,9 @@ def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, n
     return left[0] if left else -1
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The place of the plan to take in each table, by comparing pairs."""
     return [[knocked_out(*table) for table in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=chosen_plan,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    imports=("Layout",),
-)
+PROBLEM = exercise(__name__, chosen_plan, play=call_each, imports=("Layout",))

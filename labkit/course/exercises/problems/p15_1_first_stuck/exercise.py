@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 VERBS = ("all_reduce gradients", "all_reduce loss", "broadcast weights", "barrier")
 
@@ -34,7 +32,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=60, ranks=(3, 8)), Case.of(1, n_jobs=20, ranks=(1, 3))]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Jobs: healthy ones, jobs with fewer batches on some ranks, jobs with a call left out, added or exchanged on some
     ranks, and jobs with several of these faults."""
     dice = random.Random(case.seed)
@@ -93,16 +91,9 @@ def found(calls: list[list[str]]) -> list[Any]:
     return [place, gone or [rank for rank, row in enumerate(calls) if row[place] != common]]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The place and the ranks to blame in each job."""
     return [[found(*job) for job in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=first_stuck,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, first_stuck, play=call_each)

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 STEPS, SIZES = 12, (4.0, 900.0, 2e-7, 30.0, 1.0)
 
@@ -99,9 +97,4 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor]]:
     return {name: (name in right, x) for name, x in {**right, **wrong}.items()}
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=in_sync,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, in_sync, **told_apart(shown))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 STEPS = 70
 
@@ -81,9 +79,4 @@ def shown(case: Case) -> dict[str, tuple[bool, list[int]]]:
     return {name: (name in right, curve(law)) for name, law in {**right, **wrong}.items()}
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=holds_no_leak,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, holds_no_leak, **told_apart(shown))

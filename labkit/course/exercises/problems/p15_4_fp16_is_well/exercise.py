@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
+from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
 
 WARM, TOTAL = 10, 100_000
 
@@ -110,9 +108,4 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
     return {name: (name in right, steps) for name, steps in {**right, **wrong}.items()}
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=fp16_is_well,
-    cases=cases,
-    **told_apart(shown),
-)
+PROBLEM = exercise(__name__, fp16_is_well, **told_apart(shown))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 
 def straggler(trace: list[list[tuple[float, float, float]]]) -> int:
@@ -30,7 +27,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=40, ranks=(3, 8)), Case.of(1, n_jobs=12, ranks=(2, 4))]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Jobs with a rank that computes slowly, a rank that is busy between steps, ranks that take turns in being slow, a
     rank that stops once for long, or a rank that is slow in exactly half of the steps, or in one more."""
     dice, jobs = random.Random(case.seed), []
@@ -74,16 +71,9 @@ def blamed(trace: list[list[tuple[float, float, float]]]) -> int:
     return next((rank for rank, times in enumerate(times_last) if 2 * times > n_steps), -1)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The straggler of each job, with all times on one clock."""
     return [[blamed(*job) for job in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=straggler,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, straggler, play=call_each)

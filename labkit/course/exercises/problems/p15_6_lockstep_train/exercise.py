@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_calls, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_calls, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 WIDTH = 96
@@ -47,7 +43,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same weights and the same drawn rate, and samples of its own for each rank."""
     arguments, lr = [], case.dice.uniform(0.02, 0.08)
     for rank, rows in enumerate(case["rows"]):
@@ -57,7 +53,7 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return arguments
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """torch's loss, gradient and SGD, on the samples of each step in one process."""
     w = torch.nn.Parameter(inputs[0][0].clone())
     optimizer = torch.optim.SGD([w], lr=inputs[0][2])  # type: ignore[list-item]
@@ -104,12 +100,9 @@ def lockstep_train(w, batches, lr, group):
 """A solution with one collective a step: one number of it says whether any rank has another batch."""
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=lockstep_train,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    lockstep_train,
     laws=(
         sends(
             law,

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 from labkit.plan.machine.collectives import sent_bytes
 
 WIDTH = 60
@@ -71,7 +68,7 @@ def losses(case: Case, job: int) -> list[float]:
     return values
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Weights, a gradient of its own for each rank, and the losses of both jobs for rank 0 alone."""
     scripts = [losses(case, job) for job in (0, 1)]
     return [(case.random(WIDTH), case.random(WIDTH, key=1 + rank), scripts if rank == 0 else [[], []],
@@ -114,7 +111,7 @@ def n_steps(case: Case, job: int) -> int:
     return int(case["most"])
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The steps from the list of losses, the weights from one sum."""
     total = torch.stack([gradient for _, gradient, *_ in inputs]).sum(0)
     return [[{"told": steps, "trained": steps, "validated": steps * (rank == 0),
@@ -129,13 +126,9 @@ def law(case: Case, rank: int) -> tuple[float, float]:
     return steps * gradient, steps * (gradient + 8 * (rank == 0))
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=stop_together,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    stop_together,
     laws=(
         sends(
             law,

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 
 def ranked_attempts(
@@ -40,7 +38,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, torch.float64, n_boards=3, ranks=4), Case.of(1, torch.float64, n_boards=2, ranks=2)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Boards of attempts with noise, outliers, slow first steps and ranks that differ. Some attempts are over the cap,
     and some break down."""
     dice, boards = random.Random(case.seed), []
@@ -86,17 +84,9 @@ def ranked(attempts: dict[str, tuple[Tensor, Tensor]], cap: int, n_warm: int) ->
     return [[[name, score] for score, name in sorted(good)], sorted(bad)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The ranking of each board, in plain Python."""
     return [[ranked(*board) for board in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ranked_attempts,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    may=("tolist",),
-)
+PROBLEM = exercise(__name__, ranked_attempts, play=call_each, may=("tolist",))

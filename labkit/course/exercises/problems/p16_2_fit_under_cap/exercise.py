@@ -7,9 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 from labkit.plan.partition.layout import Layout
 
 
@@ -153,7 +151,7 @@ def tells(job: Job) -> bool:
     return best(job, ways(job, torn=True)) != way if job.n_ranks == 12 else n_micro & (n_micro - 1) > 0
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The jobs."""
     return [([tuple(job) for job in drawn(case)],)]
 
@@ -171,7 +169,7 @@ def play(attempt: Any, group: Any, jobs: list[tuple[Any, ...]]) -> Any:
     return chosen
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The best way for each job, from lists of divisors."""
     chosen = []
     for job in (Job(*fields) for fields in inputs[0][0]):
@@ -180,12 +178,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [chosen]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=fit_under_cap,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-    imports=("Layout",),
-)
+PROBLEM = exercise(__name__, fit_under_cap, imports=("Layout",))

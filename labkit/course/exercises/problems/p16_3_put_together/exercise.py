@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 Param = tuple[tuple[int, ...], list[tuple[int, int, Tensor]]]
 
@@ -57,7 +55,7 @@ def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int
     return [(-1, share * rank, padded[share * rank : share * (rank + 1)].clone()) for rank in range(n)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Parameters. In at least one a shard begins beyond the end, in one the copies of an element differ by 1e-4 to
     0.01, and in one by less than 1e-5."""
 
@@ -112,17 +110,9 @@ def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) ->
     return [whole.reshape(shape), sum(not values for values in copies), sum(len(set(values)) > 1 for values in copies)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The right reply for each parameter, element by element."""
     return [[by_element(*param) for param in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=put_together,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    tolerance=(0.0, 0.0),
-)
+PROBLEM = exercise(__name__, put_together, play=call_each, tolerance=(0.0, 0.0))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 
 def interval_and_goodput(device_mtbf_s: float, n_devices: int, block_s: float, restart_s: float) -> tuple[float, float]:
@@ -31,7 +28,7 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, n_jobs=30, most=20_000), Case.of(1, n_jobs=10, most=64)]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Jobs whose mean time between failures is 5 to 40 checkpoints long, so that no first order will do."""
     dice, jobs = case.dice, []
     for _ in range(case["n_jobs"]):
@@ -58,17 +55,9 @@ def searched(device_mtbf_s: float, n: int, block_s: float, restart_s: float) -> 
     return [low, low * saves / (mean + mean * (math.exp(restart_s / mean) - 1))]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Both numbers of each job."""
     return [[searched(*job) for job in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=interval_and_goodput,
-    cases=cases,
-    inputs=inputs,
-    play=call_each,
-    answer=answer,
-    tolerance=(1e-5, 1e-7),
-)
+PROBLEM = exercise(__name__, interval_and_goodput, play=call_each, tolerance=(1e-5, 1e-7))

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 
 def save_step(disk: Any, step: int, content: bytes) -> None:
@@ -109,7 +107,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The checkpoints by step, how many of them are saved before the power goes, and a seed for what a cut leaves."""
     dice = case.dice
     steps = [case["first"] + k * case["every"] for k in range(case["n_saves"] + LATER)]
@@ -175,18 +173,11 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """It survives, and the last two are there."""
     contents, n_saves, _ = inputs[0]
     last = [[name_of(step), content.hex()] for step, content in contents.items()][n_saves - 2 : n_saves]
     return [["survives", sorted(last)]]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=save_step,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, save_step)

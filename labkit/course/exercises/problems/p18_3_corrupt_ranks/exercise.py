@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
@@ -45,7 +41,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The same numbers for all ranks, and what a device made of them on one, or on two."""
     sound, dice = case.random(case["numel"]), case.dice
     first, second = sorted(dice.sample(range(case["numel"] // 2), 2))
@@ -67,19 +63,16 @@ def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
     return [(held.get(rank, sound).clone(),) for rank in range(case.n_ranks)]
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """All bytes compared, in one process."""
     whole = [bytes(summed.view(torch.uint8).tolist()) for (summed,) in inputs]
     (common, _), *_ = Counter(whole).most_common()
     return [[rank for rank, own in enumerate(whole) if own != common]] * case.n_ranks
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=corrupt_ranks,
-    cases=cases,
-    inputs=inputs,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    corrupt_ranks,
     may=("tolist",),
     laws=(
         sends(

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 MEETINGS = 4
 
@@ -48,7 +45,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A start, a rate and a momentum that all ranks share, and how far each rank goes alone between the meetings."""
     start, lr, momentum = case.random(case["numel"]), case.dice.uniform(0.4, 0.8), case.dice.uniform(0.5, 0.9)
 
@@ -72,7 +69,7 @@ def play(attempt: Any, group: Group, start: Tensor, lr: float, momentum: float, 
     return {"met": met, "weights stay as they are": kept}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """torch's own SGD, in one process."""
     start, lr, momentum, _ = inputs[0]
     anchor = torch.nn.Parameter(start.clone())
@@ -85,13 +82,9 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return [{"met": met, "weights stay as they are": True}] * case.n_ranks
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=OuterStep,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    OuterStep,
     laws=(
         sends(
             lambda case, rank: MEETINGS * 2 * (case.n_ranks - 1) / case.n_ranks * case["numel"] * case.item_bytes,

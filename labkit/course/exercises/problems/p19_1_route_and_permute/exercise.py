@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 Route = tuple[int, int, int]
 """A token, the number of its choice (0 is the most probable one), and the expert."""
@@ -112,7 +110,7 @@ def served(routes: Sequence[Route], room: int) -> list[Route]:
     return kept
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Tokens, logits, k, the capacity, and what pulls at each weight."""
     pull = case.random(case["tokens"] * case["k"], key=2)
     return [(*drawn(case), case["k"], case["capacity"], pull)]
@@ -128,7 +126,7 @@ def play(attempt: Any, _: Group, x: Tensor, logits: Tensor, k: int, capacity: fl
     return {"rows": rows, "counts": counts, "weights": weights.detach(), "gradient of the logits": grad}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Token by token in float64, with a queue for each expert."""
     x, logits, k, _, pull = inputs[0]
     leaf = logits.double().clone().requires_grad_()
@@ -153,11 +151,4 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     ]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=route_and_permute,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
-)
+PROBLEM = exercise(__name__, route_and_permute)

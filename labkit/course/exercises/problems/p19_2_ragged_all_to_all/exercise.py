@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 
 def ragged_all_to_all(x: Tensor, send_rows: list[int], receive_rows: list[int], group: Group) -> Tensor:
@@ -47,7 +44,7 @@ def cases() -> Sequence[Case]:
     ]  # fmt: skip
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Rows of its own for each rank, and its line and column of the table."""
     table = case["rows"]
     xs = [case.random(sum(line), case["width"], key=rank) for rank, line in enumerate(table)]
@@ -63,7 +60,7 @@ def play(attempt: Any, group: Group, x: Tensor, send_rows: list[int], receive_ro
     return attempt(x, send_rows, receive_rows, group.using(all_to_all=refused))
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """All parts of all ranks, joined by the rank that they are for."""
     parts = [x.split(send_rows) for x, send_rows, _ in inputs]
     return [torch.cat([pieces[rank] for pieces in parts]) for rank in range(case.n_ranks)]
@@ -74,13 +71,9 @@ def receivers(case: Case, rank: int) -> set[int]:
     return {j for j, count in enumerate(case["rows"][rank]) if count and j != rank}
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ragged_all_to_all,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ragged_all_to_all,
     laws=(
         sends(
             lambda case, rank: (

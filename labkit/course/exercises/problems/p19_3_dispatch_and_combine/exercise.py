@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Complaint, Law, Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, sends
 from labkit.course.judge.run_record import RunRecord, mark
 from labkit.plan.laws.experts import expert_traffic
 
@@ -83,7 +80,7 @@ def counted(case: Case, chosen: Sequence[Tensor]) -> list[list[int]]:
     return [torch.bincount(experts.flatten(), minlength=n_expert).tolist() for experts in chosen]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Tokens, routes and weights of a rank, and the matrices of its experts."""
     d, m, rows = case["width"], case["each"], []
     for rank, chosen in enumerate(routes(case)):
@@ -108,7 +105,7 @@ def play(attempt: Any, group: Group, x: Tensor, chosen: Tensor, weights: Tensor,
     return attempt(x, chosen, weights, [expert(number, matrix) for number, matrix in enumerate(matrices)], group)
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """All experts in one process, token by token, in float64."""
     matrices = [matrix.double() for *_, experts in inputs for matrix in experts]
     results = []
@@ -154,13 +151,9 @@ def once(record: RunRecord) -> Complaint | None:
     return None
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=dispatch_and_combine,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    dispatch_and_combine,
     laws=(
         sends(
             lambda case, rank: (0, most(case, rank)),

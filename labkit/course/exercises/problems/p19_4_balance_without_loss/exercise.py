@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 COUNT_BYTES = 8
 Micro = list[Tensor]
@@ -114,7 +111,7 @@ def _sign(load: Tensor) -> Tensor:
     return (load.mean() - load).sign()
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A rank's logits by step and micro-batch, what pulls at its weights, and the router's numbers."""
     steps = by_step(case)
     pull = case.random(case["tokens"], case["k"], key=3)
@@ -140,7 +137,7 @@ def play(attempt: Any, group: Group, steps: list[Micro], pull: Tensor, n_expert:
     return reports
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One process that sees the tokens of all ranks, in float64; the gradient by the softmax's formula, without
     autograd."""
     _, pull, n_expert, k, rate = inputs[0]
@@ -169,13 +166,9 @@ def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     return reports
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=BalancedRouter,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    BalancedRouter,
     laws=(
         sends(
             lambda case, rank: case["steps"] * (2 * (case.n_ranks - 1) * case["experts"] * COUNT_BYTES // case.n_ranks),

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak, sends
 
 PADDING = 3
 """The sequence is padded in front by so many positions, which neither see nor are seen."""
@@ -55,7 +52,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A rank's queries [H, T, W], and its keys and values [2, T, W], which all heads share.
 
     The first number of every key is 1, or about 1, and that of a query is far from 0: in even heads above, in odd ones
@@ -97,7 +94,7 @@ def play(attempt: Any, group: Group, q: Tensor, kv: Tensor, pieces: int) -> Any:
     return {"mean": mean, "log_sum": log_sum}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """One softmax over all keys, in float64."""
     kv = torch.cat([kv for _, kv, _ in inputs], dim=1).double()
     places = torch.arange(kv.shape[1])
@@ -118,13 +115,9 @@ def mean_bytes(case: Case) -> int:
     return int(case["heads"] * case["tokens"] * case["width"] * case.item_bytes)
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=merge_blocks,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    merge_blocks,
     tolerance=(1e-4, 1e-4),
     laws=(
         sends(

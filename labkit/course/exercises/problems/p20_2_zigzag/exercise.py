@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import holds, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, holds, sends
 from labkit.course.judge.run_record import weigh
 
 ROOM_BYTES, LABEL_BYTES = 48 << 10, 8
@@ -67,7 +64,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A whole sequence of hidden numbers [T, D], and one of labels [T], the same on every rank."""
     hidden, labels = case.random(case["length"], case["width"]), case.random(case["length"], key=1, dtype=torch.int64)
     return [(hidden.clone(), labels.clone(), case["length"]) for _ in range(case.n_ranks)]
@@ -91,7 +88,7 @@ def chunk(case: Case) -> int:
     return -(-case["length"] // (2 * case.n_ranks))
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Chunks dealt to the ranks there and back; work counted in the causal mask itself; the sequence as it was."""
     n, length, (hidden, labels, _) = case.n_ranks, case["length"], inputs[0]
     dealt: list[list[int]] = [[] for _ in range(n)]
@@ -131,13 +128,9 @@ def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     }
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=Zigzag,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    Zigzag,
     laws=(
         sends(
             law,

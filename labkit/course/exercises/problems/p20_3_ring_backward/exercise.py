@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak, sends
 from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import contiguous, zigzag
 
@@ -98,7 +95,7 @@ def attention(row: Sequence[Tensor], hidden: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """A rank's tokens of all that forward has kept, and of y's gradient; and all places."""
     row, grad, hidden = whole(case)
     y, log_sum = (x.to(case.dtype) for x in attention([x.double() for x in row], hidden))
@@ -111,7 +108,7 @@ def play(attempt: Any, group: Group, *args: Any) -> Any:
     return dict(zip(("dq", "dk", "dv"), attempt(*args, group), strict=True))
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Autograd through the attention of the whole sequence in one process, in float64."""
     row, grad, hidden = whole(case)
     leaves = [x.double().requires_grad_() for x in row]
@@ -138,13 +135,9 @@ def most(case: Case, rank: int) -> int:
     return MOST_BLOCKS * max(block_bytes(case)) + MOST_SCORES * scores + ROOM_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ring_backward,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ring_backward,
     laws=(
         sends(
             law,

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, Star
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import most_calls, peak, sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_calls, peak, sends
 
 MOST_WHOLE, ROOM_BYTES = 6, 64 << 10
 BEST = """
@@ -70,7 +67,7 @@ def refused(case: Case) -> bool:
     return bool(case["heads"] % n) or (key_heads % n > 0 and n % key_heads > 0)
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Queries, keys and values of a rank's tokens."""
     n, heads, key_heads = case.n_ranks, case["heads"], case["key_heads"]
     shapes = [(count, n * case["tokens"], case["width"]) for count in (heads, key_heads, key_heads)]
@@ -105,7 +102,7 @@ def play(attempt: Any, group: Group, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return "ValueError"
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """Attention of the whole sequence in one process, in float64, cut into each rank's tokens."""
     if refused(case):
         return ["ValueError"] * case.n_ranks
@@ -131,13 +128,9 @@ def most(case: Case, rank: int) -> int:
     return MOST_WHOLE * sum(share_bytes(case)) + 4 * scores + ROOM_BYTES
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=ulysses,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    ulysses,
     laws=(
         sends(
             law,

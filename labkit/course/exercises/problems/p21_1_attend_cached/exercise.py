@@ -10,10 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import peak
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, peak
 
 ROWS = 2
 ROOM_BYTES = 64 << 10
@@ -50,7 +47,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Queries, keys and values of all tokens, and a cache in which those of the first `past` are; the rest is NaN."""
     tokens = case["past"] + sum(case["parts"])
     heads = (case["heads"], case["key_heads"], case["key_heads"])
@@ -83,7 +80,7 @@ def play(
     return {"attention": torch.cat(results, 2), "cache": [x[:, :, past : past + start].clone() for x in (keys, values)]}
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The last tokens of a forward pass over all of them, by torch's own attention in float64."""
     q, k, v, keys, values, past, _, before = inputs[0]
     olds, news = (before, keys[:, :, :past], values[:, :, :past]), (q, k, v)
@@ -99,13 +96,9 @@ def most(case: Case, rank: int) -> float:
     return float(ROOM_BYTES + 4 * (4 * ROWS * case["heads"] * t * end + results))
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=attend_cached,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    attend_cached,
     laws=(peak(most, "a step holds scores of its new tokens; keys are neither repeated for all heads nor copied"),),
     changes=(3, 4),
     tolerance=(1e-4, 1e-4),  # where scores are near 200, float32 has them to a hundred-thousandth

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem
-from labkit.course.judge.case import Case
-from labkit.course.judge.laws import sends
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
 Box = tuple[int, ...]
 ITEM = 4
@@ -81,7 +78,7 @@ def layouts(case: Case) -> tuple[tuple[int, int], list[Box | None], list[Box | N
     return size, layout(case, draw, size, "have"), layout(case, draw, size, "want")
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """The part that each rank has, and both layouts."""
     size, have, want = layouts(case)
     whole = case.random(*size)
@@ -112,7 +109,7 @@ def play(attempt: Any, group: Group, piece: Tensor | None, have: list[Box | None
     return result
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The windows of the whole matrix, put together from the parts."""
     size, have, want = layouts(case)
     whole = torch.empty(size)
@@ -141,13 +138,9 @@ def inside(box: Box | None, row: int, column: int) -> bool:
     return box is not None and box[0] <= row < box[1] and box[2] <= column < box[3]
 
 
-PROBLEM = Problem(
-    **beside(__file__),
-    reference=reshard_plan,
-    cases=cases,
-    inputs=inputs,
-    play=play,
-    answer=answer,
+PROBLEM = exercise(
+    __name__,
+    reshard_plan,
     laws=(
         sends(
             lambda case, rank: ITEM * sum(count for (giver, _), count in owed(case).items() if giver == rank),

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from labkit.course.exercises.exercise_files import beside
-from labkit.course.exercises.problem import Problem, call_each
-from labkit.course.judge.case import Case
+from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
 
 def largest_batch(
@@ -44,7 +42,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def inputs(case: Case) -> Sequence[tuple[Any, ...]]:
+def inputs(case: Case) -> Inputs:
     """Three jobs for each bound, drawn until that bound is the one that binds."""
     return [([case_of(case, bound, place) for place in range(3) for bound in case["bounds"]],)]
 
@@ -107,11 +105,9 @@ def searched(model: dict[str, int], tokens: int, n: int, device: dict[str, float
         rows = b
 
 
-def answer(case: Case, inputs: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def answer(case: Case, inputs: Inputs) -> Answers:
     """The number of sequences of each job."""
     return [[searched(*job) for job in inputs[0][0]]]
 
 
-PROBLEM = Problem(
-    **beside(__file__), reference=largest_batch, cases=cases, inputs=inputs, play=call_each, answer=answer
-)
+PROBLEM = exercise(__name__, largest_batch, play=call_each)
