@@ -143,7 +143,7 @@ LABS = (
         ),
     ), short=("01-19",)),
     Lab("01b_one_step_all_its_time", (
-        predicted("01b-09", "how many times the bytes of one kernel?", "6.5", "you predict 6.5 times", sees("measured")),
+        predicted("01b-09", "times the bytes of one kernel?", "6.5", "you predict 6.5 times", sees("measured")),
         predicted("01b-10", "bytes that are loaded?", "128 KiB", "you predict 131,072 B", sees("measured")),
         widget(
             "01-45", "RooflineExplorer",
