@@ -20,7 +20,7 @@ def read_autopsy(places: list[Place]) -> tuple[str, list[int]]:
 
     {"at": "running"}, or "finished", "raised", "died"
     {"at": "send", "peer": 2}, {"at": "recv", "peer": 2}     waits for rank 2, and for nobody else
-    {"at": "all_reduce", "number": 5}, or another collective   waits for every rank that is in no collective number 5
+    {"at": "all_reduce", "number": 5}, or another collective   waits for every rank that is in none; all have one number
 
     The faults, the first that applies:
 

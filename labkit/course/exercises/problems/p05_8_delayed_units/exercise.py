@@ -42,7 +42,7 @@ class DelayedUnits:
 
 def cases() -> Sequence[Case]:
     """Histories of several steps and of one."""
-    return [Case.of(3, length=3), Case.of(2, length=1), Case.of(1, length=4)]
+    return [Case.of(3, length=3), Case.of(1, length=4), Case.of(2, length=1)]
 
 
 def inputs(case: Case) -> Inputs:

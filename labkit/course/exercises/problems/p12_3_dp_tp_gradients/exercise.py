@@ -20,7 +20,8 @@ def dp_tp_gradients(x: Tensor, target: Tensor, weights: dict[str, Tensor], mesh:
 
     The model is y = tanh((x * gain) up^T) down^T + bias, its loss mse_loss(y, target). The weights ask for
     gradients: "gain" [D] and "bias" [D], the same on all ranks; "up" [H/tp, D] and "down" [D, H/tp], this rank's part,
-    the same in every copy. x and target [B, D] are the whole batch; copy mesh.dp.rank takes its B/dp rows, in order.
+    the same in every copy. x and target [B, D] have places for the whole batch; copy mesh.dp.rank takes its B/dp rows,
+    in order, and the rows of other copies hold other numbers.
     Talk along mesh.tp and mesh.dp only, and send no weights, no hidden numbers and no rows of x."""
     tp, dp = mesh.tp, mesh.dp
     rows, wanted = (tensor.chunk(dp.size)[dp.rank] for tensor in (x, target))

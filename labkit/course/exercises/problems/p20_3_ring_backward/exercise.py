@@ -30,8 +30,8 @@ def ring_backward(
 
     y = softmax(q k^T / sqrt(W)) v over the keys of all ranks, with a causal mask: a query looks at the keys at its own
     place in the sequence and before. All tensors are of this rank's T tokens. positions[r] has the places of those of
-    rank r, [T of rank r]; ranks may have different numbers. log_sum [H, T] is the logarithm of the sum of exp(score)
-    over all keys that a query has looked at, so a weight is exp(score - log_sum).
+    rank r, [T of rank r], in any order; ranks may have different numbers. log_sum [H, T] is the logarithm of the sum of
+    exp(score) over all keys that a query has looked at, so a weight is exp(score - log_sum).
 
     With d = sum of grad * y over W:   dv = weights^T grad,   d scores = weights * (grad v^T - d),
     dq = d scores k / sqrt(W),   dk = d scores^T q / sqrt(W). For dk and dv, the terms of all ranks add up.
