@@ -61,13 +61,13 @@ def stacks(
         body.append(text(x + 8, y + BAR / 2 + 5, words(totals[whole]), bold=True))
     bottom = TOP + STEP * len(wholes) - (STEP - BAR) + 6
     if limit:
-        x, told = LEFT + limit[1] * scale, f"{limit[0]}: {words(limit[1])}"
+        x, caption = LEFT + limit[1] * scale, f"{limit[0]}: {words(limit[1])}"
         body.append(line(x, TOP - 12, x, bottom + 4, "9 4", 2.5, RED))
-        left = min(max(x, LEFT + width_of(told, 12) / 2), WIDTH - width_of(told, 12) / 2 - 2)
-        body.append(text(left, bottom + 18, told, "middle", 12))
-    told_of = "; ".join(
+        left = min(max(x, LEFT + width_of(caption, 12) / 2), WIDTH - width_of(caption, 12) / 2 - 2)
+        body.append(text(left, bottom + 18, caption, "middle", 12))
+    summary = "; ".join(
         f"{whole}: {words(totals[whole])} ({', '.join(f'{name} {words(number)}' for name, number in parts.items())})"
         for whole, parts in wholes.items()
     )
-    label = f"{title}: {told_of}".strip(": ") + (f"; {limit[0]} {words(limit[1])}" if limit else "")
+    label = f"{title}: {summary}".strip(": ") + (f"; {limit[0]} {words(limit[1])}" if limit else "")
     return Picture("".join(body), bottom + (28 if limit else 4), label)
