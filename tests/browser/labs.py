@@ -276,7 +276,7 @@ LABS = (
     ), short=("06-38",)),
     Lab("06b_stale_and_compressed", (
         predicted(
-            "06b-10", "Gradients 2 steps old: from which learning rate on does w diverge?", "0.7", "you predict 0.7",
+            "06b-10", "steps old: from which learning rate on does w diverge?", "0.7", "you predict 0.7",
         ),
         widget(
             "06-53", "StaleExplorer",

@@ -60,8 +60,8 @@ CLOSES = """if "cluster" in globals():
 
 def cells_of(lab, server):
     """A cell that ends the ranks of the lab before, and those that the journey runs here, called as nowhere else."""
-    shortcuts = {cell: source for cell, source in SHORTCUTS.items() if cell.startswith(lab.number)}
     notebook = server.read(f"notebooks/{lab}.ipynb")
+    shortcuts = {cell: source for cell, source in SHORTCUTS.items() if cell in places_of(notebook)}
     cells = excerpt(notebook, [shown.cell for shown in lab.touched], shortcuts).cells
     for cell in cells:
         cell.id = f"{lab.number}-{cell.id}"
