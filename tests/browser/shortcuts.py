@@ -15,9 +15,6 @@ runs = [{"peak": laws[0]}]
         "01-42": """
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
 """,
-        "05-52": """
-from labkit.course.topics.loss_scale_explorer import LossScaleExplorer
-""",
         "06-34": """
 from labkit.plan.machine.collectives import Line
 from labkit.plan.pocket.bucket_replay import Ready, sizes_of
