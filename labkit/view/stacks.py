@@ -4,8 +4,8 @@
     needed     |==state==|===========activations===========| 6.52 MB
                                                | cap 4.19 MB
 
-A part has the same colour in all bars. Its name stands in the legend, its number in its box where there is room, and
-under the pointer everywhere.
+A part has the same colour in all bars. Its name stands in the legend, its number in its box where there is room and the
+limit does not cross it, and under the pointer everywhere.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ def stacks(
     for name in names:
         body += [box(x, 34, 12, 12, colours[name]), text(x + 17, 45, name, size=12)]
         x += 17 + width_of(name, 12) + 14
+    at = LEFT + limit[1] * scale if limit else 0.0
     for place, (whole, parts) in enumerate(wholes.items()):
         y, x = TOP + STEP * place, LEFT
         body.append(text(LEFT - 8, y + BAR / 2 + 5, cut(whole, 22), "end"))
         for name, number in parts.items():
             wide = number * scale
             if wide > 0.5:
-                inside = words(number) if width_of(words(number), 12) + 6 < wide else ""
+                half = width_of(words(number), 12) / 2 + 3
+                crossed = limit is not None and abs(x + wide / 2 - at) < half  # the limit would go through the words
+                inside = words(number) if 2 * half < wide and not crossed else ""
                 body.append(box(x, y, wide, BAR, colours[name], inside, f"{whole}, {name}: {words(number)}"))
             x += wide
-        at = LEFT + limit[1] * scale if limit else 0.0
         if x < at < x + 10 + width_of(words(totals[whole]), bold=True):  # the total would lie on the line
             x = at
         body.append(text(x + 8, y + BAR / 2 + 5, words(totals[whole]), bold=True))
     bottom = TOP + STEP * len(wholes) - (STEP - BAR) + 6
     if limit:
-        x, caption = LEFT + limit[1] * scale, f"{limit[0]}: {words(limit[1])}"
+        x, caption = at, f"{limit[0]}: {words(limit[1])}"
         body.append(line(x, TOP - 12, x, bottom + 4, "9 4", 2.5, RED))
         left = min(max(x, LEFT + width_of(caption, 12) / 2), WIDTH - width_of(caption, 12) / 2 - 2)
         body.append(text(left, bottom + 18, caption, "middle", 12))

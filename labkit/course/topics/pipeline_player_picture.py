@@ -193,7 +193,7 @@ def _box(
     words = [f"{kind}{micro}", f"{micro}"]
     if schedule.n_stages > schedule.n_ranks:
         words.insert(0, str(span.action))
-    inside = next((candidate for candidate in words if wide >= 5 + 6.4 * len(candidate)), "")
+    inside = next((letters for letters in words if wide >= 5 + 6.4 * len(letters) + 4 * letters.count("W")), "")
     took = seconds_text(span.end - span.start) if unit == "seconds" else f"{span.start:g} to {span.end:g}"
     wants = " and ".join(map(str, before)) or "nothing"
     hover = f"rank {span.rank}, stage {stage}: {word} of micro-batch {micro}, {took}; needs {wants}"
