@@ -195,7 +195,7 @@ LABS = (
             rewords(1, "ArrowLeft", r"ring and tree meet at [\d.,]+ \w+"),
             rewords(2, "ArrowLeft", r"ring and tree meet at [\d.,]+ \w+"),
         ),
-        predicted("03-62", "which share of what the single tree", "50", "you predict 50 %", sees("measured")),
+        predicted("03-62", "which share of what the single tree", "50", "you predict 50 %"),
         predicted("03-52", "takes how many times as long as one inside?", "9", "you predict 9 times", sees("measured")),
         printed("03-56", sees("leaves a node", "1.5 S", "1.0 S")),
     ), also=("c12", "03-40-answer", "03-45-answer", "03-53-answer")),
