@@ -255,7 +255,7 @@ def test_nbval_itself_passes_a_lab(tmp_path, monkeypatch):
     """Would catch settings of the checkout with which `pytest --nbval` is refused or collects nothing, as the tour says
     it: the comparison above is nbval's, the run is not."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "pytest", "--nbval", f"notebooks/{LABS[2].name}"]
+    command = [sys.executable, "-m", "pytest", "--nbval", "notebooks/02_point_to_point.ipynb"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
@@ -266,7 +266,7 @@ def test_nbval_itself_passes_a_lab(tmp_path, monkeypatch):
 @pytest.mark.timeout(900)
 def test_nbconvert_itself_shows_the_picture_of_every_widget(tmp_path):
     """Would catch a picture that lives only while a kernel runs, and one that only our own export knows."""
-    labs = [LABS[0], LABS[3]]
+    labs = [lab for lab in LABS if lab.stem.startswith(("00_", "03_"))]
     command = [sys.executable, "-m", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), *map(str, labs)]
     subprocess.run(command, check=True, capture_output=True)
     for lab in labs:
