@@ -21,11 +21,11 @@ come down from the roots.
     tree (tree.py)          up to ceil(log2 n) N   2 ceil(log2 n)
 
 More pieces fill the pipeline sooner, and each is a message more for every rank: plan/machine/double_tree.py has the
-time. An inner rank needs N bytes more than a leaf of both trees would, for what its two children send.
+time. An inner rank needs N bytes of memory besides the result, for what its two children send.
 
 The idea and its analysis: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 scan", Parallel Computing, 2009 (read here: its abstract). NCCL builds its pair of trees alike, mirrored for an even and
-moved on for an odd number of ranks (NVIDIA/nccl, src/graph/trees.cc); there a rank without a pair stands above each.
+moved on for an odd number of ranks (NVIDIA/nccl, src/graph/trees.cc); there the root of each tree has one child.
 """
 
 from __future__ import annotations

@@ -49,6 +49,12 @@ def test_the_limit_lies_on_the_scale_of_the_bars():
         assert picture.label.endswith(f"cap {cap:g} MB")
 
 
+def test_a_number_that_the_limit_would_cross_stands_under_the_pointer_alone():
+    """Would catch a dashed line through a number in the middle of its box."""
+    shown = [texts(stacks({"a": {"b": 4000.0}, "c": {"d": 900.0}}, limit=("cap", cap))) for cap in (2000.0, 3200.0)]
+    assert [words.count("4,000") for words in shown] == [1, 2]  # the total, and the number in the box
+
+
 @pytest.mark.parametrize("wholes", [{}, {"a": {}}, {"a": {"b": -1.0}}, {"a": {"b": 0.0}}, {"a": {"b": float("nan")}},
                                     {"a": dict.fromkeys("bcdefghi", 1.0)}])  # fmt: skip
 def test_what_is_no_picture_is_refused(wholes):

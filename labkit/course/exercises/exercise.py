@@ -1,4 +1,4 @@
-"""What the program of an exercise is written with: all in one import, and `exercise`, which makes its Problem.
+"""All that the program of an exercise needs of the judge, in one import, and `exercise`, which makes its Problem.
 
     from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 

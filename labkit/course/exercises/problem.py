@@ -25,9 +25,9 @@ from labkit.course.judge.case import Case
 from labkit.course.judge.run_record import RunRecord
 
 Inputs = Sequence[tuple[Any, ...]]
-"""The arguments of an attempt on each rank."""
+"""The arguments of an attempt: one tuple for each rank."""
 Answers = Sequence[Any]
-"""What each rank must return."""
+"""The right answers, one for each rank."""
 
 
 class Complaint(NamedTuple):
