@@ -19,7 +19,8 @@ from torch._C import _distributed_c10d as private
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(2100):
     dist.all_reduce(torch.ones(1))
-print(len(pickle.loads(private._dump_fr_trace(includeStackTraces=False)).get("entries", [])))
+print(len(pickle.loads(private._dump_fr_trace(includeStackTraces=False)).get("entries", [])), flush=True)
+dist.destroy_process_group()  # else gloo's threads may outlive the interpreter, and std::terminate ends the job
 """
 
 
