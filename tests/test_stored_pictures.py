@@ -34,13 +34,16 @@ def measured(lab: str, cell: str) -> dict[str, Points]:
     return points
 
 
-@pytest.mark.parametrize(("lab", "cell", "n_dots"), [("00", "c24", 6), ("01", "01-40", 15), ("03", "c20", 6)])
-def test_measured_times_lie_on_the_line_that_is_fitted_to_them(lab, cell, n_dots):
-    """Would catch a picture that was stored while the machine was busy: dots 3 times above their fit."""
+@pytest.mark.parametrize(
+    ("lab", "cell", "n_dots", "largest"), [("00", "c24", 6, 2**22), ("01", "01-40", 15, 2**24), ("03", "c20", 6, 2**22)]
+)
+def test_measured_times_lie_on_the_line_that_is_fitted_to_them(lab, cell, n_dots, largest):
+    """Would catch a picture that was stored while the machine was busy: dots 3 times above their fit. In lab 01b the
+    line follows the sizes that fit into a cache, and its text says that the larger ones may lie above."""
     dots = measured(lab, cell)["measured"]
     link = fit(dots)
     assert len(dots) == n_dots
-    assert [size for size, time in dots if not 1 / 1.6 < time / link.seconds(size) < 1.6] == []
+    assert [size for size, time in dots if size <= largest and not 1 / 1.6 < time / link.seconds(size) < 1.6] == []
 
 
 def test_ring_and_tree_cross_in_lab_03_as_its_text_says():
