@@ -39,7 +39,7 @@ def second_step(group: Group, config: GPTConfig, layout: Layout, recipe: Recipe)
     with MemoryProbe(device=torch.device(group.device).type) as probe:
         step = assemble(config, recipe, mesh)
         tokens = torch.randint(config.vocab, (2, recipe.batch_size // layout.dp, config.seq), device=group.device)
-        step(*tokens, 0)
+        step(*tokens, 0)  # makes connections, and the optimizer's state
         probe.reset_peak()
         with Clock(group) as clock:
             step(*tokens, 1)
