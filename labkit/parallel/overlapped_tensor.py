@@ -129,7 +129,7 @@ class OverlappedRowParallelLinear(nn.Module):
 class _GatherProduct(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, group: Group, sizes: Sequence[int], multiply: Multiply) -> Tensor:
-        whole, y = _gathered(x, group, sizes, lambda rank, part: multiply(part, weight.mT))
+        whole, y = multiplied_while_gathered(x, group, sizes, lambda rank, part: multiply(part, weight.mT))
         ctx.save_for_backward(whole, weight)
         ctx.group, ctx.sizes, ctx.multiply = group, sizes, multiply
         return y
@@ -165,7 +165,9 @@ class _ProductScatter(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        whole, grad_x = _gathered(grad, ctx.group, ctx.sizes, lambda rank, part: ctx.multiply(part, weight))
+        whole, grad_x = multiplied_while_gathered(
+            grad, ctx.group, ctx.sizes, lambda rank, part: ctx.multiply(part, weight)
+        )
         # one product and not n: the sum over positions is then rounded once, whatever n is
         grad_weight = ctx.multiply(_flat(whole).mT, _flat(x)) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None, None, None
@@ -174,11 +176,13 @@ class _ProductScatter(Function):
 # The two rings
 
 
-def _gathered(
+def multiplied_while_gathered(
     x: Tensor, group: Group, sizes: Sequence[int], product: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The parts of all ranks, and their products, each joined in rank order. Multiplies the part that is here while
-    it goes on to the next rank and another one comes."""
+    """The parts of all ranks, and their products, each joined in rank order.   x: [.., T/n, I]; sends (n-1)/n of all x
+
+    Multiplies the part that is here while it goes on to the next rank and another one comes. `product` gets a rank and
+    its part, and `sizes` are the positions of each rank. No gradient: `gather_product` is what autograd knows."""
     n, me = group.size, group.rank
     parts, products = {me: x}, dict[int, Tensor]()
     for hop in range(n - 1):

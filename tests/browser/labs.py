@@ -467,7 +467,7 @@ LABS = (
             clicks("measure on real ranks"),
             clicks("stop"), at_last("stopped: nothing is kept"),
         ),
-    ), short=("12-26",)),
+    )),
     Lab("13_scaling_limits", (
         predicted("13-04", "2% serial, 256 devices", "42", "you predict 42 times"),
         predicted("13-20", "the same 24 samples", "2", "you predict 2 times"),
@@ -576,7 +576,7 @@ LABS = (
             clicks("run on real ranks"),
             clicks("stop"), at_last("stopped: nothing is kept"),
         ),
-    ), short=("16-16", "16-25")),
+    ), short=("16-16",)),
     Lab("17_interview_room", (
         predicted("17-14", "ZeRO-2, 4 micro-batches: bytes sent", "2.5", "you predict 2.5 times DDP"),
         predicted("17-15", "ZeRO-3, 4 micro-batches: bytes sent", "6", "you predict 6 times DDP"),

@@ -63,14 +63,8 @@ held = {name: dict.fromkeys(full_law, 1e5) for name in choices}
 loss_of = {("query, value", rank): 2.0 for rank in (8, 16)}
 seen, best, untouched = {"full": (1.0,)}, "full", (3.0,)
 """,
-        "12-26": """
-from labkit.plan.machine.link import preset
-""",
         "16-16": """
 pipeline = ways["pipeline"]
-""",
-        "16-25": """
-stored = {(entry.task, str(entry.way)): entry for entry in reference()[1]}
 """,
         "17-49": """
 wires = Links.uniform(n_ranks, alpha_s=2e-4, bytes_per_s=25_000 / layer_s)

@@ -5,18 +5,23 @@
     case("eight").found            the planner's answer: kept plans, best first, then refused ones with reasons
     case("eight").asks             what a good answer has to say, in order
 
-A case is frozen data: the mock interview and the planner's panel load the same cases as the lab.
+A case is frozen data: the mock interview and the planner's panel load the same cases as the lab. THREE_DESIGNS are
+answers to the last case that somebody could hand in, and each of them wastes half of the devices.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from labkit.plan.breakdown import Item
+from labkit.plan.job.recipe import Recipe
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
 from labkit.plan.search.search import Plan, plans
 
 IN_ORDER = (
@@ -113,6 +118,29 @@ FIVE_HUNDRED = DesignCase(
     2048,
 )
 CASES = (EIGHT, SEVENTY, AUDIO, FIVE_HUNDRED)
+
+
+def _sharded(batch_size: int, n_micro: int, sequence_parallel: bool) -> Recipe:
+    """ZeRO-3 in bf16 with checkpointing: what the three designs have in common."""
+    return Recipe(
+        "zero3",
+        batch_size=batch_size,
+        n_micro=n_micro,
+        precision="bf16",
+        recompute="full",
+        sequence_parallel=sequence_parallel,
+    )
+
+
+THREE_DESIGNS: Mapping[str, tuple[Layout, Recipe]] = MappingProxyType(
+    {
+        "A": (Layout(dp=32, tp=16), _sharded(1024, 4, True)),
+        "B": (Layout(dp=64, tp=8), _sharded(1024, 16, True)),
+        "C": (Layout(dp=512), _sharded(16_384, 8, False)),
+    }
+)
+"""Three answers to the case of 512 devices, which lab 14b shows without their layouts. Each has another fault: A cuts
+layers over two nodes, B gathers all weights for each of 16 micro-batches, C needs a batch that teaches little more."""
 
 
 def case(name: str | DesignCase) -> DesignCase:

@@ -6,9 +6,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from labkit.course.topics.design_cases import AUDIO, CASES, EIGHT, FIVE_HUNDRED, SEVENTY, case
+from labkit.course.topics.design_cases import AUDIO, CASES, EIGHT, FIVE_HUNDRED, SEVENTY, THREE_DESIGNS, case
 from labkit.plan.partition.layout import Layout
 from labkit.plan.search.search import plans
+from labkit.plan.step.time import predict_step
 
 
 @pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
@@ -65,3 +66,18 @@ def test_a_case_is_found_by_its_name_or_told():
         case("eigth")
     with pytest.raises(ValueError, match="there are eight, seventy, audio, 512"):
         case("zzz")
+
+
+def test_each_of_the_three_designs_has_the_fault_that_the_lab_finds_in_it():
+    """Would catch a design that is repaired by accident: A's tp leaves the node, B is exposed to its gathers, C's batch
+    is far beyond the others'. All of them are for the devices of the case."""
+    best = FIVE_HUNDRED.found[0]
+    assert all(layout.size == FIVE_HUNDRED.n_ranks for layout, _ in THREE_DESIGNS.values())
+    steps = {name: predict_step(best.shape, *design, best.hardware) for name, design in THREE_DESIGNS.items()}
+    exposed = {name: step["dp"] + step["overlap"] for name, step in steps.items()}
+    batches = {name: recipe.batch_size for name, (_, recipe) in THREE_DESIGNS.items()}
+    assert THREE_DESIGNS["A"][0].tp > best.hardware.node_size
+    assert steps["A"]["tp"] > 0.3 * steps["A"].total
+    assert exposed["B"] > steps["B"]["compute"]
+    assert batches["C"] == 16 * batches["A"] == 16 * batches["B"]
+    assert all(steps[name].total > 1.5 * best.step_s for name in ("A", "B"))
