@@ -3,6 +3,7 @@
 JupyterLab shows a folded cell (`jupyter.source_hidden`) as its caption. So it may check and draw, and nothing else may
 hang on it: what a visible cell calls is imported, assigned or defined in a visible cell above it, or in itself. And no
 folded cell only prints what its check has shown: a sentence without a number of the run stands in markdown below it.
+What a lab takes from deep inside labkit has a public name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.browser.excerpt import taken_and_given, tree_of
+from tests.test_house import own_private_names
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 LABS = [*sorted(NOTEBOOKS.glob("[0-9]*.ipynb")), NOTEBOOKS / "ten_minutes.ipynb"]
@@ -62,6 +64,20 @@ def printed_conclusions(cells: Sequence[dict[str, Any]]) -> list[str]:
     return faults
 
 
+def private_names(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The names with an underscore in front, of labkit's own, that a cell takes, with the id of the cell.
+
+    A cell that only shows their source, by `labkit.show`, does not need them."""
+    ours = {name for name in own_private_names() if name.startswith("_") and not name.startswith("__")}
+    return [
+        f"{cell['id']} takes {node.attr} from inside labkit: give it a public name"
+        for cell in code_cells(cells)
+        if "labkit.show" not in "".join(cell["source"])
+        for node in ast.walk(tree_of("".join(cell["source"])))
+        if isinstance(node, ast.Attribute) and node.attr in ours
+    ]
+
+
 def code_cells(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cells of code among these."""
     return [cell for cell in cells if cell["cell_type"] == "code"]
@@ -89,6 +105,13 @@ def test_every_name_of_a_visible_cell_is_seen_before(path: Path) -> None:
 def test_a_conclusion_stands_in_markdown(path: Path) -> None:
     """Would catch a check that says what it has shown in the voice of the program, where nobody reads the reason."""
     faults = printed_conclusions(json.loads(path.read_text(encoding="utf-8"))["cells"])
+    assert faults == [], "\n".join(faults)
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_what_a_lab_needs_has_a_public_name(path: Path) -> None:
+    """Would catch a lab that calls what the package may rename on any day."""
+    faults = private_names(json.loads(path.read_text(encoding="utf-8"))["cells"])
     assert faults == [], "\n".join(faults)
 
 
@@ -147,3 +170,19 @@ def test_a_folded_cell_that_prints_only_what_was_written_beforehand_is_found() -
     )
     told = printed_conclusions(notebook(*sources))
     assert [fault.partition(" ")[0] for fault in told] == ["c1", "c5"]
+
+
+def test_a_private_name_of_labkit_is_found() -> None:
+    """Would catch a rule that takes a private name of torch's, or a public one, for labkit's."""
+    sources = (
+        "labkit.DDP._reduce",
+        "torch._int_mm(a, b)",
+        "labkit.DDP.finish",
+        "x.__class__",
+        "# Draw.\nsync._hooks",
+        "labkit.show(DDP._reduce)",
+    )
+    assert [fault.partition(" from")[0] for fault in private_names(notebook(*sources))] == [
+        "c0 takes _reduce",
+        "c4 takes _hooks",
+    ]
