@@ -73,14 +73,14 @@ class DDP:
         self.buckets = tuple(Bucket(named) for named in in_order)
         self.compress: Reduce | None = compress
         self.broadcast_buffers, self.skip_unused = broadcast_buffers, skip_unused
-        self.order = InOrder([bucket.flat.params for bucket in self.buckets], self._start)
+        self.order = InOrder([bucket.flat.params for bucket in self.buckets], self.send_bucket)
         self._touched = self._accumulating = False
         self._parameters = _parameter_list(module)
         for bucket in self.buckets:  # ranks may have drawn different weights: the same gradients keep equal ones equal
             as_on_rank_0(bucket.flat.params, group)
         as_on_rank_0([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()], group)
         self._hooks = [
-            GradientWatch(p, self._arrive, number, k)
+            GradientWatch(p, self.on_gradient, number, k)
             for number, bucket in enumerate(self.buckets)
             for k, p in enumerate(bucket.flat.params)
         ]
@@ -163,8 +163,10 @@ class DDP:
         for hook in self._hooks:
             hook.remove()
 
-    def _arrive(self, p: Tensor, number: int, k: int) -> None:
-        """Autograd has just added to p.grad of member k of a bucket."""
+    def on_gradient(self, p: Tensor, number: int, k: int) -> None:
+        """Autograd calls this when it has added to p.grad of member k of a bucket: put it into the bucket.
+
+        Sends the bucket if it is full and all before it have left. Raises ValueError for a second gradient."""
         bucket = self.buckets[number]
         if k in bucket.arrived:  # its bucket may be on its way, and its window holds g/n already, not g
             raise ValueError(
@@ -180,11 +182,11 @@ class DDP:
             # starts what is complete, in order: bucket 1 waits for bucket 0 even if its gradients come first here
             self.order.arrived(p)
 
-    def _start(self, number: int) -> None:
+    def send_bucket(self, number: int) -> None:
+        """Start the sum of a bucket over the group, while backward goes on.   sends 2(n-1)/n of its bytes"""
         bucket = self.buckets[number]
         # every rank sends every bucket, with zeros for what it has not used: another rank may have used it
         bucket.complete(1 / self.group.size)
-        # both only start the sum: backward goes on while it is on the wire
         if self.compress is None:
             bucket.work = self.group.all_reduce_start(bucket.buffer)
         else:

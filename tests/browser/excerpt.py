@@ -48,10 +48,14 @@ def needed(sources: list[str], wanted: set[int]) -> set[int]:
 
 def taken_and_given(source: str) -> tuple[set[str], set[str]]:
     """The names that a cell takes from outside, and those that it leaves behind."""
-    lines = ["" if line.startswith(("%", "!")) else line for line in source.splitlines()]
     reading = Reading()
-    reading.visit(ast.parse("\n".join(lines)))
+    reading.visit(tree_of(source))
     return reading.taken | (reading.later - reading.given), reading.given
+
+
+def tree_of(source: str) -> ast.Module:
+    """The syntax tree of a cell, without its magics and commands of the shell."""
+    return ast.parse("\n".join("" if line.startswith(("%", "!")) else line for line in source.splitlines()))
 
 
 class Reading(ast.NodeVisitor):

@@ -298,7 +298,7 @@ LABS = (
             types(0, "2.5"), sees("a whole number from 1 to 4,096"),
             types(0, "1000"), sees("21,768 gradients, 1,000 ranks"),
         ),
-    ), short=("06-50", "06-51", "06-62")),
+    ), short=("06-50", "06-62")),
     Lab("07_zero_1_and_2", (
         predicted("07-19", "ZeRO-1, mixed precision, AdamW?", "5.5", "you predict 5.5 B"),
         predicted("07-21", "what share of DDP's bytes", "1", "you predict 1 of DDP"),

@@ -9,8 +9,8 @@ from types import MappingProxyType
 SHORTCUTS = MappingProxyType(
     {
         "01-19": """
-rows, laws = [4], [labkit.predict_memory(config, Layout(), Recipe(batch_size=4))]
-runs = [{"peak": laws[0]}]
+rows = [4]
+runs = [{"peak": labkit.predict_memory(config, Layout(), Recipe(batch_size=4))}]
 """,
         "01-42": """
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
@@ -29,10 +29,8 @@ def measure(bucket_bytes):
     return slow.run(with_buckets, bucket_bytes, 2)[0].value
 """,
         "06-50": """
-rates = (0.1, 0.3, 0.9 * limit(workers - 1), 1.5 * limit(workers - 1))
-""",
-        "06-51": """
 s = workers - 1
+rates = (0.1, 0.3, 0.9 * limit(s), 1.5 * limit(s))
 """,
         "06-62": """
 dense, numel, shares = [2.0, 1.0], 21_768, (0.001, 0.01, 0.1)
