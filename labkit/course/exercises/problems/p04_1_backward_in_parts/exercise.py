@@ -21,8 +21,8 @@ def backward_in_parts(model: nn.Module, x: Tensor, y: Tensor, n_micro: int) -> T
     """Add the gradient of the batch's loss to each parameter's `.grad`, and return that loss.   [b, d], [b, d] -> []
 
     The loss is `F.mse_loss(model(x), y)`, the mean over the whole batch. Cut the batch in n_micro parts of equal length
-    (n_micro divides b); never hold the activations of more than one, nor all gradients twice. What is in `.grad` already
-    stays in the sum; where nothing is yet, it is None."""
+    (n_micro divides b); never hold the activations of more than one, nor all gradients twice. What is in `.grad`
+    already stays in the sum; where nothing is yet, it is None."""
     total = torch.zeros((), dtype=x.dtype, device=x.device)
     for part, wanted in zip(x.chunk(n_micro), y.chunk(n_micro), strict=True):
         loss = F.mse_loss(model(part), wanted) / n_micro
