@@ -68,7 +68,7 @@ def inputs(case: Case) -> Inputs:
 
 def next_above(number: float) -> float:
     """The next larger number of float32."""
-    return torch.nextafter(torch.tensor(number), torch.tensor(math.inf)).item()
+    return float(torch.nextafter(torch.tensor(number), torch.tensor(math.inf)))
 
 
 def play(attempt: Any, _: Group, models: list[list[Tensor]]) -> Any:
