@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,13 @@ def drawn(case: Case) -> list[int]:
 def inputs(case: Case) -> Inputs:
     """A tensor of its own for each rank, and the chosen ranks."""
     return [(case.random(case["rows"], case["width"], key=rank), drawn(case)) for rank in range(case.n_ranks)]
+
+
+def play(attempt: Any, group: Group, x: Tensor, chosen: list[int]) -> Any:
+    """Run the attempt; a tensor that shares x's memory is no new one."""
+    total = attempt(x, chosen, group)
+    alias = isinstance(total, Tensor) and total.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return "x itself, which the caller may change: a new tensor was asked for" if alias else total
 
 
 def answer(case: Case, inputs: Inputs) -> Answers:

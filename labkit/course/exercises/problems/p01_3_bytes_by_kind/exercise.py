@@ -15,6 +15,7 @@ from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 MAKERS = ("SGD", "SGD with momentum", "AdamW")
 SHAPES = ("plain", "tied", "flat")
+STAGES = ("nothing", "backward", "a step", "a step and zero_grad")
 
 
 def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
@@ -72,7 +73,7 @@ def inputs(case: Case) -> Inputs:
     is drawn.
 
     The norm of the first model is frozen late, so that its gradients stay. The master copies of the second model are
-    its parameters themselves."""
+    its parameters themselves. The gradients of the third lie in one storage."""
     drawn, recipes = random.Random(case.seed), []
     for number in range(case["models"]):
         recipes.append({
@@ -82,14 +83,14 @@ def inputs(case: Case) -> Inputs:
             "frozen": "frozen late" if not number else "frozen" if drawn.random() < 0.3 or number == 3 else "trained",
             "master": number < 2 or drawn.random() < 0.3,
             "maker": MAKERS[(number + number // 3) % 3] if number else "AdamW",
-            "done": ("nothing", "backward", "a step", "a step and zero_grad")[drawn.randrange(4) if number % 3 else 2],
+            "done": "a step" if number in (0, 2, 3) else drawn.choice(STAGES),
         })  # fmt: skip
     return [(recipes,)]
 
 
 def told(recipe: dict[str, Any]) -> str:
     """A model in words."""
-    master = " with master copies" if recipe["master"] else ""
+    master = f"{' with master copies' if recipe['master'] else ''} and a parameter beside it"
     return (f"{recipe['shape']} {str(recipe['dtype'])[6:]} model {recipe['vocab']}x{recipe['width']}, "
             f"norm {recipe['frozen']}, {recipe['maker']}{master}, {recipe['done']} done")  # fmt: skip
 
@@ -104,19 +105,32 @@ def play(attempt: Any, group: Group, made: list[dict[str, Any]]) -> Any:
         model.norm.requires_grad_(recipe["frozen"] != "frozen")
         params = [p for p in model.parameters() if p.requires_grad]
         momentum = 0.9 if "momentum" in recipe["maker"] else 0.0
-        optimizer: Any = (torch.optim.AdamW(params, foreach=False) if recipe["maker"] == "AdamW" else
-                          torch.optim.SGD(params, 0.1, momentum, foreach=False))  # fmt: skip
+        beside = nn.Parameter(torch.ones(recipe["spare"]))  # trained with the model, but none of its parameters
+        trained = [*params, beside]
+        optimizer: Any = (torch.optim.AdamW(trained, foreach=False) if recipe["maker"] == "AdamW" else
+                          torch.optim.SGD(trained, 0.1, momentum, foreach=False))  # fmt: skip
         if recipe["done"] != "nothing":
-            model(torch.arange(4)).float().sum().backward()
+            (model(torch.arange(4)).float().sum() * beside.sum()).backward()
         if "step" in recipe["done"]:
             optimizer.step()
         if "zero_grad" in recipe["done"]:
             optimizer.zero_grad()
+        if recipe["shape"] == "flat":
+            share_storage([p for p in params if p.grad is not None], recipe["spare"])
         for p in params if recipe["master"] else ():
             optimizer.state[p]["master"] = p.detach().float()  # a float32 parameter is its own
         model.norm.requires_grad_(recipe["frozen"] == "trained")
         replies[told(recipe)] = attempt(model, optimizer)
     return replies
+
+
+def share_storage(params: list[nn.Parameter], spare: int) -> None:
+    """Make the gradients of these parameters views of one storage that has some room to spare, as buckets are."""
+    grads = [p.grad for p in params if p.grad is not None]
+    if grads:
+        flat = torch.cat([*(g.flatten() for g in grads), grads[0].new_empty(spare)])
+        for p, g, place in zip(params, grads, flat.split([*(g.numel() for g in grads), spare]), strict=False):
+            p.grad = place.view(g.shape)
 
 
 def convert(model: Net, dtype: torch.dtype) -> None:
@@ -147,10 +161,15 @@ def counted(recipe: dict[str, Any]) -> dict[str, int]:
     held = (n_tables * table + norm + spare) * item
     one_buffer = recipe["shape"] == "flat" and recipe["dtype"] == torch.float32
     master = held if one_buffer else 4 * trained
-    state = {"SGD": 0, "SGD with momentum": trained * item, "AdamW": 2 * trained * item + 4 * tensors}
+    beside = 4 * recipe["spare"]
+    state = {
+        "SGD": 0,
+        "SGD with momentum": trained * item + beside,
+        "AdamW": 2 * (trained * item + beside) + 4 * (tensors + 1),
+    }
     return {
         "parameters": held,
-        "gradients": trained * item if recipe["done"] in ("backward", "a step") else 0,
+        "gradients": (trained + spare) * item if recipe["done"] in ("backward", "a step") else 0,
         "optimizer": recipe["master"] * master + ("step" in recipe["done"]) * state[recipe["maker"]],
     }
 

@@ -20,8 +20,9 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
     `width` rows of the rank to the right.   [k, d] -> [width + k + width, d], less at the two ends
 
     The ranks stand in a line: rank 0 has nobody to its left, rank n-1 nobody to its right. Every k is at least
-    `width`, and may differ by rank. Only the rows that are wanted travel, and a rank has handed over all its messages
-    before it waits for any of its neighbours'. Before it returns, it has waited for its own sends, too."""
+    `width`, which may be 0, and may differ by rank. Only the rows that are wanted travel, and a rank has handed over
+    all its messages before it waits for any of its neighbours'. Before it returns, it has waited for its own sends,
+    too."""
     left, right = group.rank - 1, group.rank + 1
     going, coming = [], {}
     for peer, rows in ((left, x[:width]), (right, x[len(x) - width :])):
@@ -35,7 +36,7 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 7 ranks, all with different numbers of rows."""
+    """Worlds of 1 to 7 ranks, all with different numbers of rows; in one of them nobody wants any."""
     return [
         Case.of(4, rows=(5, 3, 7, 4), halo=2, width=6),
         Case.of(3, torch.float64, rows=(1, 4, 2), halo=1, width=3).among(
@@ -43,6 +44,7 @@ def cases() -> Sequence[Case]:
             Case.of(7, torch.int32, rows=(1, 2, 1, 3, 1, 4, 2), halo=1, width=5),
         ),
         Case.of(2, torch.int64, rows=(3, 5), halo=3, width=2),
+        Case.of(3, rows=(2, 1, 3), halo=0, width=4),
         Case.of(1, rows=(4,), halo=2, width=3),
     ]
 

@@ -38,7 +38,7 @@ def cases() -> Sequence[Case]:
         Case.of(3, source=2, rows=7, width=2).among(
             Case.of(5, torch.bfloat16, source=3, rows=2, width=4), Case.of(7, torch.int32, source=6, rows=4, width=3)
         ),
-        Case.of(4, source=0, rows=1, width=6),
+        Case.of(4, torch.float16, source=0, rows=1, width=6),
         Case.of(2, source=1, rows=5, width=3),
         Case.of(1, source=0, rows=4, width=2),
     ]

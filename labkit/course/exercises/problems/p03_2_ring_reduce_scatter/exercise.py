@@ -15,7 +15,8 @@ from labkit.plan.machine.collectives import sent_bytes
 def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """The sum of x over all ranks, cut along dim 0; this rank keeps part `group.rank`.   [n*k, d] -> [k, d]
 
-    Talk to your neighbours on the ring only, and send n - 1 parts, not whole tensors."""
+    Talk to your neighbours on the ring only: send to the right one, rank + 1, and n - 1 parts in all, not whole
+    tensors."""
     n, me = group.size, group.rank
     parts = list(x.clone().chunk(n))
     for step in range(n - 1):

@@ -63,6 +63,8 @@ def changed(messages: list[Message], change: Callable[[Message], Message | None]
 
 def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
     """Name -> (True if it is a ring all-reduce, the messages, ranks, bytes)."""
+    if case["n"] == 1:
+        return smallest(case)
     draw = random.Random(case.seed)
     n, part = case["n"], 8 * draw.randint(20, 900)
     size, odd, when, then = n * part, draw.randrange(n), draw.randrange(2 * n - 2), draw.randrange(1, 2 * n - 2)
@@ -84,6 +86,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
         "one round too many": (False, [*true, *((r, (r + 1) % n, part, 2 * n - 2) for r in range(n))]),
         "one rank is silent in one round": (False, [m for m in true if (m[0], m[3]) != (odd, when)]),
         "one rank sends twice in one round": (False, [*true, (odd, (odd + 1) % n, part, when)]),
+        "one rank sends an empty message besides": (False, [*true, (odd, (odd + 1) % n, 0, when)]),
         "one rank sends to the left": (
             False, changed(true, lambda m: (odd, (odd - 1) % n, *m[2:]) if m[0] == odd else m)),
         "one rank's parts are too long and too short by turns: its total is right": (
@@ -104,9 +107,22 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
     return {name: (right, messages, n, size) for name, (right, messages) in objects.items()}
 
 
+def smallest(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
+    """The same of one rank alone, which has nobody to talk to, and of two."""
+    part = 8 * random.Random(case.seed).randint(20, 900)
+    pair = ring(2, 2 * part)
+    return {
+        "one rank alone, which sends nothing": (True, [], 1, part),
+        "one rank alone, which sends everything to itself": (False, [(0, 0, part, 0)], 1, part),
+        "a ring all-reduce of 2 ranks": (True, pair, 2, 2 * part),
+        "2 ranks, of which one is silent in the first round": (False, pair[1:], 2, 2 * part),
+        "2 ranks that send whole tensors": (False, [(*m[:2], 2 * part, m[3]) for m in pair], 2, 2 * part),
+    }
+
+
 def cases() -> Sequence[Case]:
-    """Rings of 4 and 8 ranks, of which every wrong one differs from the right one."""
-    return [Case.of(1, n=4), Case.of(1, n=8)]
+    """Rings of 4 and 8 ranks, of which every wrong one differs from the right one, and the smallest ones."""
+    return [Case.of(1, n=4), Case.of(1, n=8), Case.of(1, n=1)]
 
 
 PROBLEM = exercise(__name__, is_ring_all_reduce, **told_apart(shown))

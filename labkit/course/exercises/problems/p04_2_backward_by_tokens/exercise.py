@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
-IGNORED, WIDTH, CLASSES, LONGEST = -100, 5, 7, 9
+IGNORED, WIDTH, CLASSES = -100, 5, 7
 COUNT_BYTES = 8
 
 
@@ -32,16 +32,19 @@ def backward_by_tokens(model: nn.Module, micros: list[tuple[Tensor, Tensor]], gr
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; the last rank of some has only padding."""
-    shapes = ((3, 4, False), (1, 4, False), (4, 2, True), (2, 3, True))
-    return [Case.of(n, torch.float64, micros=micros, empty_rank=empty) for n, micros, empty in shapes]
+    """Worlds of 1 to 4 ranks; the last rank of some has only padding, and those of one have hundreds of tokens."""
+    shapes = ((3, 4, False, 9), (1, 4, False, 9), (4, 2, True, 9), (2, 3, True, 9), (2, 2, False, 600))
+    return [
+        Case.of(n, torch.float64, micros=micros, empty_rank=empty, longest=longest)
+        for n, micros, empty, longest in shapes
+    ]
 
 
 def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, Tensor]]:
     """Micro-batches of a rank, with random lengths and random padding; the last one is padding alone."""
     micros = []
     for micro in range(case["micros"]):
-        length = draw.randint(3, LONGEST)
+        length = draw.randint(case["longest"] // 3, case["longest"])
         targets = torch.tensor([draw.randrange(CLASSES) for _ in range(length)])
         counted = draw.randint(1, length - 1)
         if micro == case["micros"] - 1 or (case["empty_rank"] and rank == case.n_ranks - 1):
@@ -54,15 +57,19 @@ def micros_of(draw: random.Random, case: Case, rank: int) -> list[tuple[Tensor, 
 def inputs(case: Case) -> Inputs:
     """Micro-batches by rank, and weights that are the same everywhere.
 
-    Micro-batches are drawn again while a wrong divisor, the number of ranks or of micro-batches, would do as well."""
+    Micro-batches are drawn again while a wrong divisor, the number of ranks or of micro-batches, would do as well, or,
+    where there are hundreds of tokens, a number that bfloat16 can hold."""
     weights = case.random(WIDTH, WIDTH, key=7001), case.random(CLASSES, WIDTH, key=7002)
 
     def make(draw: random.Random) -> list[list[tuple[Tensor, Tensor]]]:
         return [micros_of(draw, case, rank) for rank in range(case.n_ranks)]
 
     def tells(micros: list[list[tuple[Tensor, Tensor]]]) -> bool:
-        targets = torch.cat([targets for batches in micros for _, targets in batches])
-        return len(targets) / int((targets != IGNORED).sum()) not in (case.n_ranks, case["micros"])
+        by_rank = [torch.cat([targets for _, targets in batches]) for batches in micros]
+        counts = torch.tensor([int((targets != IGNORED).sum()) for targets in by_rank])
+        total, coarse = int(counts.sum()), counts.bfloat16().sum().item()
+        other = sum(map(len, by_rank)) / total not in (case.n_ranks, case["micros"])
+        return other and (case["longest"] < 256 or coarse != total)
 
     return [(micros, *weights) for micros in case.draw(make, tells)]
 

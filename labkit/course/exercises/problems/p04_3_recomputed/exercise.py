@@ -23,8 +23,9 @@ def recomputed(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """fn(x), with the gradients of fn(x), for x and for the parameters inside fn.   [b, d] -> [b, d]
 
     Between forward and backward hold x, and nothing of what fn computed but its result. fn runs twice: once now, once
-    when backward comes. x may need no gradient (a batch of data): the parameters need theirs all the same. fn may drop
-    at random: it must drop the same the second time, and the random numbers of others must go on as without it."""
+    when backward comes. x may need no gradient (a batch of data), and then gets none: the parameters need theirs
+    all the same. fn may drop at random: it must drop the same the second time, and the random numbers of others must go
+    on as without it."""
     values: list[Tensor] = []
     places, random_state = itertools.count(), torch.get_rng_state()
 
@@ -86,7 +87,13 @@ def through(run: Any, on_run: Any, over: Any, x: Tensor, weights: Any, drop: flo
     torch.rand(1)  # random numbers go on between forward and backward
     y.square().mean().backward()
     grads = [p.grad for block in blocks for p in block.parameters()]
-    return {"y": y.detach(), "parameters": grads, "x": x.grad if needs else 0, "random numbers go on": torch.rand(3)}
+    return {
+        "y": y.detach(),
+        "parameters": grads,
+        "x": x.grad if needs else 0,
+        "x needs a gradient": x.requires_grad,
+        "random numbers go on": torch.rand(3),
+    }
 
 
 def play(attempt: Any, group: Group, *arguments: Any) -> Any:

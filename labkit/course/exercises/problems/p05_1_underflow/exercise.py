@@ -14,6 +14,8 @@ from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 EDGES = (2.0**-25, 1.001 * 2.0**-25, 2.0**-24, 1.499 * 2.0**-24, 2.0**-14, 2.0**-14 * (1 - 2.0**-13), -(2.0**-20), 1.0)
 """Where the fate of a number changes: the largest that becomes zero, the smallest normal."""
+VANISHING = 2.0**-145
+"""A scale with which most products are zero in float32 already."""
 
 
 def underflow_shares(grads: Mapping[str, Tensor], scale: float) -> dict[str, list[float]]:
@@ -59,8 +61,8 @@ def inputs(case: Case) -> Inputs:
 
 
 def play(attempt: Any, _: Group, grads: Mapping[str, Tensor], scale: float) -> Any:
-    """The shares of the gradients as they are, and of the scaled ones."""
-    return {"before": attempt(grads, 1.0), "after": attempt(grads, scale)}
+    """The shares of the gradients as they are, of the scaled ones, and of some so small that float32 has none."""
+    return {"before": attempt(grads, 1.0), "after": attempt(grads, scale), "vanishing": attempt(grads, VANISHING)}
 
 
 def answer(case: Case, inputs: Inputs) -> Answers:
@@ -73,7 +75,8 @@ def answer(case: Case, inputs: Inputs) -> Answers:
         low = sum(2.0**-25 < x < 2.0**-14 - 2.0**-25 for x in sizes)
         return [zero / max(1, len(sizes)), low / max(1, len(sizes))]
 
-    return [{when: {name: fates(g, by) for name, g in grads.items()} for when, by in (("before", 1), ("after", scale))}]
+    scales = {"before": 1.0, "after": scale, "vanishing": VANISHING}
+    return [{when: {name: fates(g, by) for name, g in grads.items()} for when, by in scales.items()}]
 
 
 PROBLEM = exercise(__name__, underflow_shares)

@@ -29,14 +29,14 @@ def static_scale(grads: list[Tensor]) -> float:
 
 
 def cases() -> Sequence[Case]:
-    """Gradients around some power of two."""
-    return [Case.of(1, log2=-19), Case.of(1, log2=-6), Case.of(1, log2=-30)]
+    """Gradients around some power of two; the last ones need a scale that float32 does not hold."""
+    return [Case.of(1, log2=-19), Case.of(1, log2=-6), Case.of(1, log2=-30), Case.of(1, log2=-120)]
 
 
 def inputs(case: Case) -> Inputs:
-    """The gradients of nine models. The largest number stands in the first, a middle or the last tensor, is negative,
-    exactly at the limit, just above it, huge, or a power of two in bfloat16, which has no 65504. The last two models
-    have gradients of zeros, and no gradients."""
+    """The gradients of ten models. The largest number stands in the first, a middle or the last tensor, is negative,
+    exactly at the limit, above it by little or by least, huge, or a power of two in bfloat16, which has no 65504. The
+    last two models have gradients of zeros, and no gradients."""
     draw = random.Random(case.seed)
 
     def model(outlier: float, where: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -55,7 +55,8 @@ def inputs(case: Case) -> Inputs:
                 model(-size * draw.uniform(1.5, 1.9), 1),
                 [torch.empty(0), *model(size * draw.uniform(1.3, 1.9), 2, torch.bfloat16)],
                 model(edge, 1),
-                model(edge * (1 + 2.0**-20), 2),
+                model(edge * (1 + 2.0**-14), 2),
+                model(next_above(edge), 2),
                 model(LARGEST * draw.uniform(3, 50), 0),
                 model(draw.choice((-1.0, 1.0)) * 2.0 ** draw.randrange(-30, -10), 1, torch.bfloat16),
                 [torch.zeros(4, 2), torch.zeros(3)],
@@ -63,6 +64,11 @@ def inputs(case: Case) -> Inputs:
             ],
         )
     ]
+
+
+def next_above(number: float) -> float:
+    """The next larger number of float32."""
+    return float(torch.nextafter(torch.tensor(number), torch.tensor(math.inf)))
 
 
 def play(attempt: Any, _: Group, models: list[list[Tensor]]) -> Any:
@@ -78,7 +84,7 @@ def answer(case: Case, inputs: Inputs) -> Answers:
 
     (models,) = inputs[0]
     anything = [any(bool((g != 0).any()) for g in grads) for grads in models]
-    scales = [2.0**k for k in range(120, -120, -1)]
+    scales = [2.0**k for k in range(150, -120, -1)]
     return [
         [
             next(s for s in scales if fits(grads, s)) if nonzero else 1.0

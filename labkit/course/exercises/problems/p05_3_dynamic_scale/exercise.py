@@ -36,13 +36,14 @@ class DynamicScale:
 
 
 def cases() -> Sequence[Case]:
-    """Scales that begin far too high or far too low, rows of one step, and ceilings far above 2^24 and below 1."""
+    """Scales that begin far too high or far too low, one of them no power of two; rows of one step; ceilings far above
+    2^24 and below 1."""
     return [
-        Case.of(1, log2_scale=24, interval=3, steps=90, log2_ceiling=10),
-        Case.of(1, log2_scale=-3, interval=5, steps=120, log2_ceiling=10),
-        Case.of(1, log2_scale=8, interval=1, steps=40, log2_ceiling=10),
-        Case.of(1, log2_scale=30, interval=2, steps=60, log2_ceiling=44),
-        Case.of(1, log2_scale=4, interval=2, steps=60, log2_ceiling=-12),
+        Case.of(1, scale=2.0**24, interval=3, steps=90, log2_ceiling=10),
+        Case.of(1, scale=2.0**-3, interval=5, steps=120, log2_ceiling=10),
+        Case.of(1, scale=384.0, interval=1, steps=40, log2_ceiling=10),
+        Case.of(1, scale=2.0**30, interval=2, steps=60, log2_ceiling=44),
+        Case.of(1, scale=2.0**4, interval=2, steps=60, log2_ceiling=-12),
     ]
 
 
@@ -54,7 +55,7 @@ def inputs(case: Case) -> Inputs:
         height += draw.uniform(-1.5, 1.5)
         storm = 14.0 if case["steps"] // 2 < step < case["steps"] // 2 + 9 else 0.0
         ceilings.append(2.0 ** (height - storm))
-    return [(2.0 ** case["log2_scale"], case["interval"], ceilings)]
+    return [(case["scale"], case["interval"], ceilings)]
 
 
 def play(attempt: Any, _: Group, scale: float, interval: int, ceilings: list[float]) -> Any:

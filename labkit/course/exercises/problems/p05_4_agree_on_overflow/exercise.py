@@ -68,11 +68,15 @@ def spoil(grads: list[Tensor], bad: Spoilt, step: int, rank: int) -> list[Tensor
 
 
 def inputs(case: Case) -> Inputs:
-    """Shards, and the gradients of twelve steps, six of which are bad."""
+    """Shards, and the gradients of twelve steps, six of which are bad. At a good step those of rank 0 have two numbers
+    that are finite, but so large that neither their sum nor a square is."""
     bad = spoilt(case, STEPS)
+    large = min({*range(STEPS)} - {step for step, _ in bad})
 
     def numbers(rank: int, step: int) -> list[Tensor]:
         grads = [SCALE * case.random(*shape, key=1000 * rank + 10 * step + i) for i, shape in enumerate(case["shapes"])]
+        if (step, rank) == (large, 0):
+            grads[-1][:2] = 3e38
         return spoil(grads, bad, step, rank)
 
     return [
@@ -87,7 +91,7 @@ def inputs(case: Case) -> Inputs:
 def play(attempt: Any, group: Group, weights: list[Tensor], grads: list[list[Tensor]]) -> Any:
     """Take twelve steps: True for each that was taken, and the weights."""
     weights = [w.clone() for w in weights]
-    taken = [attempt(weights, step, SCALE, LR, group) for step in grads]
+    taken = [attempt([*weights], step, SCALE, LR, group) for step in grads]  # in place: the tensors, not the list
     return {"taken": [bool(step) for step in taken], "weights": weights}
 
 

@@ -41,7 +41,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """A matrix of many sizes with a large negative outlier, a block of zeros, and a last row unlike the others; in the
-    block beside the zeros, numbers that lie half way between two codes."""
+    block beside the zeros, numbers that lie half way between two codes, and below them tiny ones."""
     x = case.random(case["m"], case["k"], key=1) * case.random(case["m"], case["k"], key=2).exp()
     x[-1] *= 100.0
     x[case["m"] // 2, case["k"] // 3] = -3000.0
@@ -50,6 +50,7 @@ def inputs(case: Case) -> Inputs:
         scale, ties = halfway(case)
         x[: case["rows"], case["columns"] : 2 * case["columns"]].clamp_(-100, 100)
         x[0, case["columns"] : case["columns"] + 4] = scale * torch.tensor([-LARGEST, *ties])
+        x[case["rows"] : 2 * case["rows"], : case["columns"]] *= 1e-20
     return [(x, case["rows"], case["columns"])]
 
 

@@ -28,8 +28,9 @@ def rounded(x: Tensor, noise: Tensor) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Small and large numbers."""
-    return [Case.of(1, reach=6.0), Case.of(1, reach=1.0), Case.of(1, reach=2.5)]
+    """Small and large numbers, in tensors of one to three dimensions."""
+    return [Case.of(1, reach=6.0, shape=(40, 7)), Case.of(1, reach=1.0, shape=(280,)),
+            Case.of(1, reach=2.5, shape=(4, 10, 7))]  # fmt: skip
 
 
 def inputs(case: Case) -> Inputs:
@@ -39,7 +40,7 @@ def inputs(case: Case) -> Inputs:
     noise = (case.random(40, 7, key=2) * 37).frac().abs()
     noise[:3, ::2] = 0.0
     noise[3] = 1 - 2.0**-24
-    return [(x, noise)]
+    return [(x.view(case["shape"]), noise.view(case["shape"]))]
 
 
 def play(attempt: Any, _: Group, x: Tensor, noise: Tensor) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
 
-STEPS, LR = 3, 0.1
+STEPS, LR, FROZEN = 3, 0.1, 1
 
 
 class PlainDDP:
@@ -26,9 +26,11 @@ class PlainDDP:
             p.data.copy_(group.broadcast(p.data, source=0))
 
     def average(self) -> None:
-        """After backward: every p.grad becomes the mean of that gradient over the ranks, by all_reduce."""
+        """After backward: every p.grad becomes the mean of that gradient over the ranks, by all_reduce. A frozen
+        parameter has none: its p.grad is None, and stays so."""
         for p in self.params:
-            p.grad = self.group.all_reduce(p.grad, "mean")
+            if p.grad is not None:
+                p.grad = self.group.all_reduce(p.grad, "mean")
 
 
 def cases() -> Sequence[Case]:
@@ -62,11 +64,12 @@ def inputs(case: Case) -> Inputs:
 
 
 def model_of(weights: Sequence[Tensor]) -> nn.Module:
-    """The model with these weights."""
+    """The model with these weights. The first bias is frozen."""
     (b, a), c = weights[0].shape, len(weights[3])
     model = nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c)).to(weights[0].dtype)
     for p, w in zip(model.parameters(), weights, strict=True):
         p.data = w.clone()
+    list(model.parameters())[FROZEN].requires_grad_(False)
     return model
 
 
@@ -77,14 +80,20 @@ def train(model: nn.Module, rows: Sequence[tuple[Tensor, Tensor]], average: Any)
         (model(x) - y).square().mean().backward()
         average()
         for p in model.parameters():
-            p.data -= LR * p.grad  # type: ignore[operator]
+            if p.grad is not None:
+                p.data -= LR * p.grad
     return [p.detach() for p in model.parameters()]
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]]) -> Any:
     """Train, each rank with its samples: the weights at the end."""
     model = model_of(weights)
-    return train(model, rows, attempt(model, group).average)
+    before = [p.data_ptr() for p in model.parameters()]
+    average = attempt(model, group).average
+    moved = [p.data_ptr() for p in model.parameters()] != before
+    if moved:
+        return "a parameter lies elsewhere in memory: its value was to change in place"
+    return train(model, rows, average)
 
 
 def answer(case: Case, inputs: Inputs) -> Answers:
@@ -97,10 +106,11 @@ def answer(case: Case, inputs: Inputs) -> Answers:
 def law(case: Case, rank: int) -> tuple[float, float]:
     """(least, most) bytes that a rank sends: rank 0 all weights once, each rank 2(n-1)/n of the gradients a step. Each
     all_reduce may round down by a byte."""
-    n, whole = case.n_ranks, case.item_bytes * sum(torch.Size(shape).numel() for shape in shapes(case))
+    sizes = [case.item_bytes * torch.Size(shape).numel() for shape in shapes(case)]
+    n, whole = case.n_ranks, sum(sizes)
     if n == 1:
         return 0, 0
-    most = whole * (rank == 0) + STEPS * 2 * (n - 1) * whole / n
+    most = whole * (rank == 0) + STEPS * 2 * (n - 1) * (whole - sizes[FROZEN]) / n
     return most - STEPS * len(shapes(case)), most
 
 

@@ -38,7 +38,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """Models of random sizes, among them buckets that fit exactly and single parameters that are too large, one of them
-    the first to be laid."""
+    the first to be laid, and one the first behind a parameter without numbers."""
     draw = random.Random(case.seed)
     most, dtypes = case["most"], (torch.float32, torch.bfloat16, torch.float64)
 
@@ -51,7 +51,8 @@ def inputs(case: Case) -> Inputs:
     half = torch.zeros(most // 8, dtype=torch.float32)
     exact = [half, half.bfloat16(), half.bfloat16(), half, half, half, half]
     huge_at_the_end = [some(most // 3), some(most // 3), some(3 * most)]
-    return [([mixed, exact, huge_at_the_end, mixed[:1], []], most)]
+    behind_nothing = [some(3 * most), torch.empty(0), some(most // 3), some(3 * most), torch.empty(0)]
+    return [([mixed, exact, huge_at_the_end, mixed[:1], [], behind_nothing], most)]
 
 
 def play(attempt: Any, _: Group, models: list[list[Tensor]], most: int) -> Any:

@@ -36,22 +36,25 @@ def cases() -> Sequence[Case]:
     return [
         Case.of(3, torch.float64, sizes=(70, 40, 95, 33, 58, 44), tied=0, some=False),
         Case.of(4, torch.float32, sizes=(130, 61, 87, 200, 40), tied=1, some=True),
-        Case.of(1, torch.float32, sizes=(50, 90, 30), tied=0, some=False),
+        Case.of(1, torch.float32, sizes=(50, 90, 30, 20), tied=0, some=False),
     ]
 
 
 def inputs(case: Case) -> Inputs:
     """Weights, the place of the tied parameter, and (place, factor) of each use by a rank. All ranks use the tied
-    parameter twice, none the last but one, and a single rank the last. The others are used by all ranks or, where the
-    case has `some`, by a random part of them."""
+    parameter twice, none the last but one, and a single rank the last and the one before these two, whose gradient is
+    zero. The others are used by all ranks or, where the case has `some`, by a random part of them."""
     draw, n, ranks = random.Random(case.seed), len(case["sizes"]), range(case.n_ranks)
     weights = [case.random(size, key=i) for i, size in enumerate(case["sizes"])]
     users = {i: draw.sample(ranks, draw.choice(ranks) + 1 if case["some"] else len(ranks)) for i in range(n)}
-    users |= {n - 2: [], n - 1: [draw.choice(ranks)], case["tied"]: [*ranks, *ranks]}
+    alone = [draw.choice(ranks)]
+    users |= {n - 3: alone, n - 2: [], n - 1: alone, case["tied"]: [*ranks, *ranks]}
     by_rank = []
     for rank in ranks:
         uses = [i for i in range(n) for user in users[i] if user == rank]
-        drawn = [(i, case.random(case["sizes"][i], key=1000 * rank + 10 * k + 77)) for k, i in enumerate(uses)]
+        drawn = [
+            (i, (i != n - 3) * case.random(case["sizes"][i], key=1000 * rank + 10 * k + 77)) for k, i in enumerate(uses)
+        ]
         by_rank.append(([w.clone() for w in weights], case["tied"], drawn))
     return by_rank
 

@@ -13,7 +13,6 @@ from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, ho
 from labkit.course.judge.run_record import weigh
 
 STEPS, LR = 3, 0.01
-ITEM = 4
 ROOM_BYTES = 4 << 10
 
 
@@ -43,8 +42,8 @@ def cases() -> Sequence[Case]:
             Case.of(3, sizes=(20_000, 260_000, 70, 200_000))
         ),
         Case.of(2, sizes=(250_000, 4_000, 60_000)).among(Case.of(2, sizes=(7_000, 290_000))),
-        Case.of(4, sizes=(3000, 2000, 100, 50, 280_000, 10, 4)).among(
-            Case.of(5, sizes=(30, 300_000, 200, 9, 40, 7, 50))
+        Case.of(4, torch.float64, sizes=(3000, 2000, 100, 50, 280_000, 10, 4)).among(
+            Case.of(5, torch.float64, sizes=(30, 300_000, 200, 9, 40, 7, 50))
         ),
         Case.of(1, sizes=(3000, 20)),
     ]
@@ -100,7 +99,7 @@ def own(case: Case, rank: int) -> int:
 def held(case: Case, rank: int) -> dict[str, tuple[float, float]]:
     """(least, most) bytes held by kind: all weights, the state of the rank's own, and some room. Every kind has a
     limit, so that copies are too much whichever kind the probe counts them as."""
-    whole, state = ITEM * sum(case["sizes"]), 8 * own(case, rank)
+    whole, state = case.item_bytes * sum(case["sizes"]), 2 * case.item_bytes * own(case, rank)
     return {
         "optimizer": (state, state + 64 * len(case["sizes"])),
         "parameters": (whole, whole),
@@ -115,10 +114,12 @@ PROBLEM = exercise(
     ShardedOptimizer,
     laws=(
         sends(
-            lambda case, rank: 0 if case.n_ranks == 1 else STEPS * ITEM * own(case, rank),
+            lambda case, rank: 0 if case.n_ranks == 1 else STEPS * case.item_bytes * own(case, rank),
             "each rank sends its own parameters once a step, by broadcast",
             only=("broadcast",),
         ),
-        holds(held, "beside the weights a rank holds 8 bytes of state for each that is its own, and none for others"),
+        holds(
+            held, "beside the weights a rank holds two numbers of state for each that is its own, and none for others"
+        ),
     ),
 )
