@@ -28,7 +28,7 @@ def cases() -> Sequence[Case]:
         Case.of(2, rows=3, inputs=7, outputs=4, bias=True),
         Case.of(4, rows=2, inputs=9, outputs=8, bias=False),
         Case.of(1, torch.float64, rows=5, inputs=3, outputs=2, bias=True),
-        Case.of(4, rows=2, inputs=3, outputs=5, bias=True),
+        Case.of(4, rows=2, inputs=3, outputs=6, bias=True),
     ]
 
 
