@@ -41,11 +41,13 @@ from labkit.course.judge.laws import (
     peak,
     sends,
     silent,
+    stands_still,
 )
 
 __all__ = (
     "Answers", "Case", "Complaint", "Inputs", "Law", "Problem", "Star", "by_axis", "call_alone", "call_each",
     "exercise", "hidden", "highest_peak", "holds", "most_calls", "most_sent_bytes", "order", "peak", "sends", "silent",
+    "stands_still",
 )  # fmt: skip
 FOUND = ("cases", "inputs", "answer", "play")
 """The functions that are found in an exercise's program by their names."""

@@ -5,6 +5,7 @@
     peak(limit, words)                bytes that a rank holds at its highest moment
     holds(kinds, words)               bytes by kind that are left at the end
     order(words, broken)              any law of what comes when, among the marks and messages of all ranks
+    stands_still(record, begins)      for such a law: a rank that waits in a hook for one that is late
 
     most_calls, most_sent_bytes, highest_peak      of a run record: what the busiest rank pays, for stars
 
@@ -20,7 +21,7 @@ from dataclasses import replace
 
 from labkit.course.exercises.problem import Complaint, Law
 from labkit.course.judge.case import Case
-from labkit.course.judge.run_record import RunRecord
+from labkit.course.judge.run_record import IN_VAIN, RunRecord
 
 Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
@@ -182,6 +183,21 @@ def modest(times: float = 6.0) -> Law:
 def order(words: str, broken: Callable[[RunRecord], Complaint | None]) -> Law:
     """A law about what comes when; `broken` finds what is wrong in a run record."""
     return Law("order", words, broken)
+
+
+def stands_still(record: RunRecord, begins: str) -> Complaint | None:
+    """A Complaint if a rank stood still while another was late (`begin_late` in run_record.py): it waited in a hook.
+    `begins` is the mark with which a rank begins what it should do without the others."""
+    vain = min((event for event in record.events if event.what.startswith(IN_VAIN)), default=None)
+    if vain is None:
+        return None
+    still = int(vain.what.removeprefix(IN_VAIN))
+    wanted = f"rank {still} goes on with backward while rank {vain.rank} has not begun its own"
+    before = [event for event in record.of(still) if event.number < vain.number]
+    start = max((event.number for event in before if event.what == begins), default=-1)
+    stood = [event.number for event in before if event.kind == "collective" and event.number > start]
+    seen = f"it stands still in a hook, waiting for the others, when it has started {len(stood)} of its gradients"
+    return Complaint(wanted, seen, still, tuple(stood[-1:]))
 
 
 def most_calls(record: RunRecord) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from labkit.comm.group import Group
+from labkit.comm.group import Group, Work
 from labkit.course.judge.case import Case
 from labkit.course.judge.judge_wire import ASIDE
+
+IN_VAIN = "stands still until another rank begins: rank "
+"""The mark of a rank that is late, about one that waits for it (`begin_late`)."""
 
 
 class Event(NamedTuple):
@@ -163,9 +167,29 @@ def aside(group: Group) -> Group:
     return group_aside
 
 
+def alone(group: Group) -> Group:
+    """A group of this rank only, for exercises about regions that lie over different groups."""
+    wire: Any = group.wire
+    group_alone: Group = wire.along(group, "alone", group.ranks[group.rank : group.rank + 1], 0)
+    return group_alone
+
+
 def others_wait(group: Any) -> bool:
     """True if every other rank waits, or has ended: then nothing can happen before this rank does something."""
     return bool(group.wire.others_wait())
+
+
+def begin_late(group: Group, ours: Group) -> list[Work]:
+    """Return, on a rank that is to be late, when each other rank has sent it a message over `ours`, an `aside`: what it
+    could do without this rank is then done. Those that have sent none when all of them wait stand still; this rank
+    marks each (`stands_still` in laws.py finds the marks). Wait for the receives that it returns when all is over."""
+    signals = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != group.rank}
+    while not all(work.done for work in signals.values()) and not others_wait(group):
+        time.sleep(0.002)
+    for peer, work in signals.items():
+        if not work.done:
+            mark(group, f"{IN_VAIN}{peer}")
+    return list(signals.values())
 
 
 def weigh(group: Any) -> None:

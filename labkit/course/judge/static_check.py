@@ -84,6 +84,10 @@ BANNED = _words("""
     memoryview bytearray
 """)
 
+BY_NAME = ": a name behind a dot can be read; for a module there are get_submodule, get_parameter and register_module"
+INSTEAD = dict.fromkeys(("getattr", "setattr", "delattr", "hasattr"), BY_NAME)
+"""What else serves, where people reach for something that is banned."""
+
 
 class Refusal(NamedTuple):
     """Something that an attempt may not use, and its line."""
@@ -300,7 +304,7 @@ def _name(name: str, bound: frozenset[str]) -> Iterator[str]:
     if name.startswith("__") and name not in METHODS and name != "__slots__":
         yield f"{name} cannot be used in an attempt"
     elif name in BANNED and name not in bound:
-        yield f"{name}() cannot be used in an attempt"
+        yield f"{name}() cannot be used in an attempt{INSTEAD.get(name, '')}"
 
 
 def _call(node: ast.Call) -> Iterator[str]:

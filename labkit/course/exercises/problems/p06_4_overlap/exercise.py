@@ -4,7 +4,6 @@
 # (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
-from labkit.course.judge.run_record import RunRecord, aside, mark, others_wait
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends, stands_still
+from labkit.course.judge.run_record import RunRecord, aside, begin_late, mark
 
 STEPS = 3
 BEGINS, LAST = "backward begins", "the last gradient is there"
-IN_VAIN = "stands still until another rank begins: rank "
 
 
 class OverlappedDDP:
@@ -99,13 +97,7 @@ def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Ten
         model.zero_grad()
         loss = (model(x) - y).square().mean()
         if late[step] == me:
-            signals = {peer: ours.recv_start(peer) for peer in range(group.size) if peer != me}
-            while not all(work.done for work in signals.values()) and not others_wait(group):
-                time.sleep(0.002)
-            for peer, work in signals.items():
-                if not work.done:
-                    mark(group, f"{IN_VAIN}{peer}")
-            sent += signals.values()
+            sent += begin_late(group, ours)
         mark(group, BEGINS)
         loss.backward()
         if late[step] not in (-1, me):
@@ -154,16 +146,7 @@ def overlapped(record: RunRecord) -> Complaint | None:
                 early = 0
             elif counting and event.kind == "collective":
                 early += event.n_bytes
-    vain = min((event for event in record.events if event.what.startswith(IN_VAIN)), default=None)
-    if vain is None:
-        return None
-    still = int(vain.what.removeprefix(IN_VAIN))
-    wanted = f"rank {still} goes on with backward while rank {vain.rank} has not begun its own"
-    before = [event for event in record.of(still) if event.number < vain.number]
-    begins = max(event.number for event in before if event.what == BEGINS)
-    stood = [event.number for event in before if event.kind == "collective" and event.number > begins]
-    seen = f"it stands still in a hook, waiting for the others, when it has started {len(stood)} of its gradients"
-    return Complaint(wanted, seen, still, tuple(stood[-1:]))
+    return stands_still(record, BEGINS)
 
 
 PROBLEM = exercise(

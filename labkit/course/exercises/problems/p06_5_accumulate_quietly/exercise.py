@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
-from labkit.course.judge.run_record import RunRecord, mark
+from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends, stands_still
+from labkit.course.judge.run_record import RunRecord, aside, begin_late, mark
 
 STEPS = 2
 LAST_ONE, THERE = "the last micro-batch", "its last gradient is there"
@@ -29,7 +29,8 @@ class QuietDDP:
             p.register_post_accumulate_grad_hook(self.begin)
 
     def begin(self, p: Tensor) -> None:
-        """Start the mean of p.grad over the ranks, with all that was added up before; nothing while quiet."""
+        """Start the mean of p.grad over the ranks, with all that was added up before, and wait for nobody. While quiet,
+        do nothing."""
         if not self.quiet:
             self.works.append(self.group.all_reduce_start(p.grad, "mean"))
 
@@ -66,7 +67,8 @@ def shapes(case: Case) -> list[tuple[int, ...]]:
 
 
 def inputs(case: Case) -> Inputs:
-    """The same weights for each rank, and its micro-batches of each step: one in the first, more in the next."""
+    """The same weights for each rank, its micro-batches of each step, one in the first, more in the next, and the rank
+    that is late."""
     (a, _, c), n, many = case["widths"], case["rows"], (1, case["micro"])
     weights = [case.random(*shape, key=i) / 2 for i, shape in enumerate(shapes(case))]
 
@@ -74,10 +76,12 @@ def inputs(case: Case) -> Inputs:
         key = 1000 + 100 * rank + 10 * step + k
         return case.random(n, a, key=key), case.random(n, c, key=9000 + key)
 
+    late = case.dice.randrange(case.n_ranks)
     return [
         (
             [w.clone() for w in weights],
             [[rows(rank, step, k) for k in range(n_micro)] for step, n_micro in enumerate(many)],
+            late,
         )
         for rank in range(case.n_ranks)
     ]
@@ -92,11 +96,12 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
     return model
 
 
-def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tuple[Tensor, Tensor]]]) -> Any:
+def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tuple[Tensor, Tensor]]], late: int) -> Any:
     """Take the steps. Behind each quiet micro-batch another quiet block ends by an exception, which must come out of
-    it. The gradients of each step, and the number of exceptions that did not."""
+    it. The rank that is late begins the last micro-batch of a step when the backward of all others has ended. The
+    gradients of each step, and the number of exceptions that did not come out."""
     model, gradients, n_lost = model_of(weights), [], 0
-    params, left = list(model.parameters()), [0]
+    params, left, ours, signals = list(model.parameters()), [0], aside(group), []
 
     def arrived(_: Tensor) -> None:
         left[0] -= 1
@@ -116,11 +121,17 @@ def play(attempt: Any, group: Group, weights: list[Tensor], steps: list[list[tup
                 with sync.no_sync():
                     raise KeyError("a micro-batch that cannot be read")
                 n_lost += 1  # only if the block has swallowed the exception
+        if group.rank == late and group.size > 1:
+            signals += begin_late(group, ours)
         mark(group, LAST_ONE)
         x, y = micro_batches[-1]
         ((model(x) - y).square().mean() / len(micro_batches)).backward()
+        if group.rank != late:
+            signals.append(ours.send(torch.zeros(1), late))
         sync.finish()
         gradients.append([p.grad.clone() for p in params if p.grad is not None])
+    for signal in signals:
+        signal.wait()
     return {"gradients": gradients, "exceptions that no_sync has swallowed": n_lost}
 
 
@@ -128,7 +139,7 @@ def answer(case: Case, inputs: Inputs) -> Answers:
     """The gradients of all rows of a step in one batch, and no exception swallowed."""
     model, gradients = model_of(inputs[0][0]), []
     for step in range(STEPS):
-        x, y = (torch.cat([rows[k] for _, steps in inputs for rows in steps[step]]) for k in (0, 1))
+        x, y = (torch.cat([rows[k] for _, steps, _ in inputs for rows in steps[step]]) for k in (0, 1))
         gradients.append(torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters())))
     return [{"gradients": gradients, "exceptions that no_sync has swallowed": 0}] * case.n_ranks
 
@@ -142,7 +153,8 @@ def law(case: Case, _: int) -> tuple[float, float]:
 
 
 def overlapped(record: RunRecord) -> Complaint | None:
-    """A Complaint unless in the last micro-batch a collective begins before the last gradient is complete."""
+    """A Complaint unless in the last micro-batch a collective begins before the last gradient is complete, and the
+    backward of each rank but the late one ends before that one has begun."""
     for rank in range(record.case.n_ranks if record.case.n_ranks > 1 else 0):
         early = 0
         for event in record.of(rank):
@@ -150,7 +162,7 @@ def overlapped(record: RunRecord) -> Complaint | None:
             if event.what == THERE and not early:
                 wanted = "a first all_reduce under way before the last gradient of the last micro-batch is there"
                 return Complaint(wanted, "none has begun", rank, (event.number,))
-    return None
+    return stands_still(record, LAST_ONE)
 
 
 PROBLEM = exercise(
@@ -162,6 +174,9 @@ PROBLEM = exercise(
             "each rank sends 2(n-1)/n of the gradients' bytes a step, whatever the number of micro-batches",
             only=("all_reduce",),
         ),
-        order("in the last micro-batch the first all_reduce begins before the last gradient is there", overlapped),
+        order(
+            "in the last micro-batch the first all_reduce begins before the last gradient is there, and no hook waits",
+            overlapped,
+        ),
     ),
 )

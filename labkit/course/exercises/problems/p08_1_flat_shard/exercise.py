@@ -25,9 +25,10 @@ class FlatUnit:
     whole flat copy of them, alive. Nothing is sent."""
 
     def __init__(self, params: list[Tensor], group: Group):
-        """params: all parameters of the unit, whole, in one dtype."""
+        """params: all parameters of the unit, whole, in one dtype. They train: autograd notes what is made of them, and
+        its notes keep them alive."""
         self.shapes = [p.shape for p in params]
-        flat = torch.cat([p.flatten() for p in params])
+        flat = torch.cat([p.detach().flatten() for p in params])
         padded = F.pad(flat, (0, -len(flat) % group.size))
         self.shard = padded.chunk(group.size)[group.rank].clone()
 
@@ -62,7 +63,7 @@ def inputs(case: Case) -> Inputs:
 
 def play(attempt: Any, group: Group, params: list[Tensor], whole: Tensor) -> Any:
     """Take a unit apart, weigh what is left, and lay a gathered buffer over it."""
-    unit = attempt([p.clone() for p in params], group)
+    unit = attempt([p.clone().requires_grad_() for p in params], group)
     weigh(group)
     windows = unit.windows(whole)
     views = [w.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() for w in windows]

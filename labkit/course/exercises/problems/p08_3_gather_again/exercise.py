@@ -22,7 +22,7 @@ class GatheredLinear(torch.autograd.Function):
     x [rows, d] are this rank's rows; shard [k] is its run of W, which is d * d elements, row after row (n divides
     them). Forward gathers W, multiplies, and keeps x and the shard, never W. Backward gathers W again, and gives x its
     gradient grad_y W^T; the gradient of W, x^T grad_y, is averaged over the ranks, and only this rank's run of it
-    comes back."""
+    comes back. Others may need grad_y as well: leave it as it is."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Tensor, group: Group) -> Tensor:
@@ -41,11 +41,12 @@ class GatheredLinear(torch.autograd.Function):
 
 
 def play(attempt: Any, group: Group, x: Tensor, shards: list[Tensor]) -> Any:
-    """Run forward and backward through all units."""
+    """Run forward and backward through all units, with a path around each, as blocks have: the gradient of what a unit
+    gave then goes to both, and is not the unit's alone."""
     leaves = [shard.requires_grad_() for shard in shards]
     first = y = x.clone().requires_grad_()
     for leaf in leaves:
-        y = torch.tanh(attempt.apply(y, leaf, group))
+        y = y + attempt.apply(torch.tanh(y), leaf, group)
     loss = y.square().sum()
     # an attempt that keeps weights from forward shows here; one that keeps those of backward, only in the peak
     weigh(group)
@@ -62,7 +63,7 @@ def answer(case: Case, inputs: Inputs) -> Answers:
     losses = []
     for y in rows:
         for whole in wholes:
-            y = torch.tanh(y @ whole)
+            y = y + torch.tanh(y) @ whole
         losses.append(y.square().sum())
     by_row = torch.autograd.grad(torch.stack(losses).sum(), [*rows, *wholes])
     grads = [(grad / n).to(case.dtype).flatten().chunk(n) for grad in by_row[n:]]

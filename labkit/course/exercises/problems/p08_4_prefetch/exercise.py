@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,12 @@ from torch import Tensor
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, peak, sends
-from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import cases, inputs, law, unit_bytes
+from labkit.course.exercises.problems.p08_2_gather_and_free.exercise import (
+    cases as cases_of_units,
+    inputs,
+    law,
+    unit_bytes,
+)
 from labkit.course.judge.run_record import Event, RunRecord, mark, weigh
 
 ROOM_BYTES = 24 << 10
@@ -118,10 +123,14 @@ def in_turn(record: RunRecord) -> Complaint | None:
     return None
 
 
+def cases() -> Sequence[Case]:
+    """Those of 08.2, and a model of a single unit, behind which nothing is left to be gathered."""
+    return [*cases_of_units(), Case.of(2, width=800, units=1)]
+
+
 PROBLEM = exercise(
     __name__,
     forward_with_prefetch,
-    cases=cases,
     inputs=inputs,
     laws=(
         sends(law, "each rank sends (n-1)/n S bytes: every unit is gathered once", only=("all_gather",)),

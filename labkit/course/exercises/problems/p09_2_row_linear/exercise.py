@@ -15,19 +15,20 @@ from labkit.plan.machine.collectives import sent_bytes
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
     """y = x W^T + b, cut by inputs.   x_r [B, I_r] -> y [B, O], whole on every rank   with W[O, I_r] and b[O]
 
-    I_r, this rank's share of the inputs, may differ between ranks; x and weight hold that share. b is whole and the
-    same on every rank, or None on every rank. Send one all_reduce of y's bytes."""
+    I_r, this rank's share of the inputs, may differ between ranks, and may be 0; x and weight hold that share. b is
+    whole and the same on every rank, or None on every rank. Send one all_reduce of y's bytes."""
     y = group.all_reduce(x @ weight.T)
     return y if bias is None else y + bias
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; inputs that n does not divide."""
+    """Worlds of 1 to 4 ranks; inputs that n does not divide, in the last fewer of them than ranks."""
     return [
         Case.of(3, torch.float64, rows=4, inputs=11, outputs=6, bias=True),
         Case.of(2, rows=3, inputs=7, outputs=4, bias=True),
         Case.of(4, rows=2, inputs=9, outputs=8, bias=False),
         Case.of(1, torch.float64, rows=5, inputs=3, outputs=2, bias=True),
+        Case.of(4, rows=2, inputs=3, outputs=6, bias=True),
     ]
 
 

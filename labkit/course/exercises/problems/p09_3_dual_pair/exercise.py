@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.autograd import Function
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, sends
+from labkit.course.judge.run_record import alone
 from labkit.plan.machine.collectives import sent_bytes
 
 
@@ -49,27 +51,30 @@ class DualPair:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; hidden numbers that n does not divide."""
+    """Worlds of 1 to 4 ranks; hidden numbers that n does not divide; rows, and sequences of them."""
     return [
-        Case.of(3, torch.float64, rows=6, width=5, hidden=8, outputs=3),
-        Case.of(2, rows=4, width=3, hidden=5, outputs=6),
-        Case.of(4, torch.float64, rows=4, width=4, hidden=6, outputs=2),
-        Case.of(1, rows=2, width=3, hidden=4, outputs=5),
+        Case.of(3, torch.float64, rows=(6,), width=5, hidden=8, outputs=3),
+        Case.of(2, rows=(2, 2), width=3, hidden=5, outputs=6),
+        Case.of(4, torch.float64, rows=(2, 2), width=4, hidden=6, outputs=2),
+        Case.of(1, rows=(2,), width=3, hidden=4, outputs=5),
     ]
 
 
 def inputs(case: Case) -> Inputs:
     """x and the gradient of y, the same for all, and a part of the rows of up and the columns of down for each rank."""
-    x, dy = case.random(case["rows"], case["width"], key=1), case.random(case["rows"], case["outputs"], key=2)
+    x, dy = (case.random(*case["rows"], case[width], key=key) for key, width in ((1, "width"), (2, "outputs")))
     up, down = case.random(case["hidden"], case["width"], key=3), case.random(case["outputs"], case["hidden"], key=4)
     ups, downs = up.tensor_split(case.n_ranks), down.tensor_split(case.n_ranks, dim=1)
     return [(x, dy, ups[rank].clone(), downs[rank].clone()) for rank in range(case.n_ranks)]
 
 
 def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, up: Tensor, down: Tensor) -> Any:
-    """Run a pair of matrices between f and g forward and backward."""
+    """Run two regions forward and backward: a sine between f and g over this rank only, then a pair of matrices between
+    f and g over all ranks."""
     x, up, down = (tensor.clone().requires_grad_() for tensor in (x, up, down))
-    y = attempt.G.apply(torch.tanh(attempt.F.apply(x, group) @ up.T) @ down.T, group)
+    itself = alone(group)
+    z = attempt.G.apply(torch.sin(attempt.F.apply(x, itself)), itself)
+    y = attempt.G.apply(torch.tanh(attempt.F.apply(z, group) @ up.T) @ down.T, group)
     y.backward(dy)
     return {"y": y, "gradient of x": x.grad, "gradient of up": up.grad, "gradient of down": down.grad}
 
@@ -79,7 +84,7 @@ def answer(case: Case, inputs: Inputs) -> Answers:
     x, dy = (tensor.double() for tensor in inputs[0][:2])
     up, down = torch.cat([row[2] for row in inputs]).double(), torch.cat([row[3] for row in inputs], 1).double()
     whole = [tensor.requires_grad_() for tensor in (x, up, down)]
-    y = torch.tanh(whole[0] @ whole[1].T) @ whole[2].T
+    y = torch.tanh(torch.sin(whole[0]) @ whole[1].T) @ whole[2].T
     dx, dup, ddown = (gradient.to(case.dtype) for gradient in torch.autograd.grad(y, whole, dy))
     parts = zip(dup.tensor_split(case.n_ranks), ddown.tensor_split(case.n_ranks, dim=1), strict=True)
     return [
@@ -90,7 +95,8 @@ def answer(case: Case, inputs: Inputs) -> Answers:
 
 def law(case: Case, rank: int) -> float:
     """Bytes that a rank sends: 2(n-1)/n of y's forward, and of x's backward."""
-    sizes = (case["rows"] * case[width] * case.item_bytes for width in ("outputs", "width"))
+    n_rows = math.prod(case["rows"])
+    sizes = (n_rows * case[width] * case.item_bytes for width in ("outputs", "width"))
     return sum(sent_bytes("ring", "all_reduce", case.n_ranks, n, rank, case.item_bytes) for n in sizes)
 
 

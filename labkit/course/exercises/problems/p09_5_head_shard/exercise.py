@@ -27,13 +27,13 @@ def head_shard(qkv: Tensor, out: Tensor, n_head: int, group: Group) -> tuple[Ten
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `odd` is a number of heads that divides the width but that more than one rank cannot
-    share evenly."""
+    """Worlds of 1 to 4 ranks; `odd` are numbers of heads that divide the width but that more than one rank cannot
+    share evenly: more of them than ranks, and fewer."""
     return [
-        Case.of(3, torch.float64, heads=6, width=12, odd=4, tokens=5),
-        Case.of(2, heads=4, width=12, odd=3, tokens=4),
-        Case.of(4, torch.float64, heads=4, width=24, odd=6, tokens=3),
-        Case.of(1, heads=3, width=6, odd=2, tokens=4),
+        Case.of(3, torch.float64, heads=6, width=12, odd=(4, 2), tokens=5),
+        Case.of(2, heads=4, width=12, odd=(3, 1), tokens=4),
+        Case.of(4, torch.float64, heads=4, width=24, odd=(6, 2, 3), tokens=3),
+        Case.of(1, heads=3, width=6, odd=(2,), tokens=4),
     ]
 
 
@@ -44,16 +44,17 @@ def inputs(case: Case) -> Inputs:
     return [(*layer, case["odd"], case.random(case["tokens"], d, key=3)) for _ in range(case.n_ranks)]
 
 
-def play(attempt: Any, group: Group, qkv: Tensor, out: Tensor, n_head: int, odd: int, x: Tensor) -> Any:
+def play(attempt: Any, group: Group, qkv: Tensor, out: Tensor, n_head: int, odd: Sequence[int], x: Tensor) -> Any:
     """The shards, the attention that they give, and the outcome for `odd` heads, which cannot be shared out."""
     rows, columns = attempt(qkv, out, n_head, group)
-    try:
-        attempt(qkv, out, odd, group)
-        outcome = "accepted"
-    except ValueError:
-        outcome = "ValueError"
+    outcomes = dict.fromkeys((f"{count} heads" for count in odd), "accepted")
+    for count in odd:
+        try:
+            attempt(qkv, out, count, group)
+        except ValueError:
+            outcomes[f"{count} heads"] = "ValueError"
     y = aside(group).all_reduce(heads(x, rows, len(qkv) // 3 // n_head) @ columns.T)
-    return {"qkv": rows, "out": columns, "y": y, f"{odd} heads": outcome}
+    return {"qkv": rows, "out": columns, "y": y, **outcomes}
 
 
 def heads(x: Tensor, qkv: Tensor, head_size: int) -> Tensor:
@@ -70,12 +71,13 @@ def answer(case: Case, inputs: Inputs) -> Answers:
     whole.load_state_dict({"in_proj_weight": qkv.double(), "out_proj.weight": out.double()})
     z = x.double()
     y = whole(z, z, z, need_weights=False)[0].detach().to(case.dtype)
-    outcome, results = "accepted" if odd % n == 0 else "ValueError", []
+    outcomes = {f"{count} heads": "ValueError" if count % n else "accepted" for count in odd}
+    results = []
     for rank in range(n):
         of_head = torch.arange(d) // (d // n_head)
         channels = (of_head // (n_head // n) == rank).nonzero().flatten()
         rows = torch.cat([qkv[channels + part * d] for part in range(3)])
-        results.append({"qkv": rows, "out": out[:, channels], "y": y, f"{odd} heads": outcome})
+        results.append({"qkv": rows, "out": out[:, channels], "y": y, **outcomes})
     return results
 
 

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, exercise, hidden
-from labkit.course.judge.run_record import Event, RunRecord, mark, weigh
+from labkit.course.judge.run_record import Event, RunRecord, alone, mark, weigh
 from labkit.plan.machine.collectives import sent_bytes
 
 LAYERS, SLACK_BYTES = 4, 16 << 10
@@ -85,9 +85,10 @@ def inputs(case: Case) -> Inputs:
 
 def play(attempt: Any, group: Group, x: Tensor, dy: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Any:
     """Run layers one after the other, in which positions meet in a running sum, as they do in attention. Between the
-    layers stands a sine, which keeps its input for backward."""
-    leaf = x.clone().requires_grad_()
-    y = leaf
+    layers stands a sine, which keeps its input for backward. In front of them lies a region over this rank only, in
+    which there is nothing."""
+    leaf, itself = x.clone().requires_grad_(), alone(group)
+    y = attempt.Scatter.apply(attempt.Gather.apply(leaf, itself), itself)
     for up, down in layers:
         part = torch.tanh(running(attempt.Gather.apply(torch.sin(y), group)) @ up.T)
         y = attempt.Scatter.apply(part @ down.T, group)
@@ -139,7 +140,7 @@ def thin(record: RunRecord) -> Complaint | None:
     """A Complaint if after forward more is held than T/n positions a layer and the hidden numbers inside regions."""
     case, n = record.case, record.case.n_ranks
     outside, inside = case["each"] * case["width"], case["each"] * n * (case["hidden"] // n + 1)
-    most = ((LAYERS + 1) * outside + LAYERS * inside) * case.item_bytes + SLACK_BYTES
+    most = ((LAYERS + 2) * outside + LAYERS * inside) * case.item_bytes + SLACK_BYTES
     for rank, memory in enumerate(record.memory):
         held = sum(memory.now.values()) if memory is not None else 0
         if held > most:

@@ -39,19 +39,22 @@ def split_vocab_loss(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 1 to 4 ranks; `each` words a rank."""
+    """Worlds of 1 to 4 ranks; `each` words a rank. Logits lie around `centre`, `spread` apart. With a `gap` those of
+    the last rank are larger by so much for every second token: one slice's largest is then none for the others."""
     return [
-        Case.of(3, each=40, tokens=60),
-        Case.of(2, torch.float64, each=33, tokens=48),
-        Case.of(4, each=25, tokens=64),
-        Case.of(1, torch.float64, each=50, tokens=20),
+        Case.of(3, each=40, tokens=60, centre=200, spread=80, gap=0),
+        Case.of(2, torch.float64, each=33, tokens=48, centre=-300, spread=80, gap=0),
+        Case.of(4, each=25, tokens=64, centre=0, spread=20, gap=600),
+        Case.of(1, torch.float64, each=50, tokens=20, centre=200, spread=80, gap=0),
+        Case.of(2, each=30, tokens=40, centre=-3, spread=1, gap=0),
     ]
 
 
 def inputs(case: Case) -> Inputs:
     """The logits of a rank's words, and all targets."""
     n_words = case.n_ranks * case["each"]
-    logits = 200 + 80 * case.random(case["tokens"], n_words, key=1)
+    logits = case["centre"] + case["spread"] * case.random(case["tokens"], n_words, key=1)
+    logits[::2, -case["each"] :] += case["gap"]
     targets = case.random(case["tokens"], key=2, dtype=torch.float64).argsort() * 7 % n_words
     return [(part.clone(), targets.clone()) for part in logits.chunk(case.n_ranks, dim=1)]
 

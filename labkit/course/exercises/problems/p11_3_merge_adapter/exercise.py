@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ ROWS = 5
 MOST_OTHERS = 0.02
 """Share of a W in bf16 that may be rounded to the other side, since a sum in float32 is itself rounded. Of a sum in
 bf16 it is a fifth and more."""
+MOST_OFF = MappingProxyType({torch.float32: 1e-5, torch.bfloat16: 0.03})
+"""How far y may be off, as a share of its largest number."""
 
 
 class MergingLoRA:
     """y = x (W + (alpha / r) B A)^T, with the correction beside the weight or merged into it.   [rows, I] -> [rows, O]
 
-    W [O, I] is frozen and may be in bf16; A [r, I] and B [O, r] are in float32. y has x's dtype, which is W's. W is the
-    model's own tensor: it is changed in place, never replaced, and keeps its dtype."""
+    W [O, I] is frozen and may be in bf16; A [r, I] and B [O, r] train, in float32, and count as they are when a method
+    is called. y has x's dtype, which is W's. W is the model's own tensor: it is changed in place, never replaced, keeps
+    its dtype, and autograd does not follow what is added to it."""
 
     def __init__(self, weight: Tensor, a: Tensor, b: Tensor, alpha: float):
         """weight: W; a: A; b: B."""
@@ -36,7 +40,7 @@ class MergingLoRA:
         """W <- W + (alpha / r) B A, summed in float32 and rounded once. Merged already: nothing happens."""
         if self.aside is None:
             self.aside = self.weight.clone()
-            self.weight.copy_(self.weight.float() + self.scale * (self.b @ self.a))
+            self.weight.copy_(self.weight.float() + self.scale * (self.b @ self.a).detach())
 
     def unmerge_(self) -> None:
         """W is again what it was, bit for bit. Not merged: nothing happens."""
@@ -63,11 +67,17 @@ def inputs(case: Case) -> Inputs:
 
 
 def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: float, x: Tensor) -> Any:
-    """W and y with the correction beside W, merged, merged once more, taken out, taken out once more, merged again."""
+    """W and y with the correction beside W, merged, merged once more, taken out, taken out once more; then, when A and
+    B have been trained on, with the correction beside W and merged again."""
+    a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
     before, layer, replies = weight.clone(), attempt(weight, a, b, alpha), dict[str, Any]()
     replies["y, not merged"] = layer.forward(x).clone()
+    exact = x.double() @ (before.double() + alpha / len(a) * b.double() @ a.double()).T
+    off = float(((replies["y, not merged"] - exact).abs().max() / exact.abs().max()).detach())
+    replies["y has the digits of its dtype"] = off < MOST_OFF[weight.dtype]
     layer.merge_()
     replies["W, merged"], replies["y, merged"] = weight.clone(), layer.forward(x).clone()
+    replies["autograd follows W"] = weight.requires_grad
     rounded_once = (before.double() + alpha / len(a) * b.double() @ a.double()).to(weight.dtype)
     others = float((weight != rounded_once).double().mean())
     replies["W is the sum, rounded once"] = weight.dtype == torch.float32 or others < MOST_OTHERS
@@ -77,21 +87,34 @@ def play(attempt: Any, group: Any, weight: Tensor, a: Tensor, b: Tensor, alpha: 
     replies["W has its old bits"] = bool(torch.equal(weight, before))
     layer.unmerge_()
     replies["y, taken out"], replies["W, taken out"] = layer.forward(x).clone(), weight.clone()
+    with torch.no_grad():
+        a += 1
+        b -= 1
+    replies["y, trained on"] = layer.forward(x).clone()
     layer.merge_()
-    replies["W, merged again"] = weight.clone()
+    replies["W, merged again"], replies["y, merged again"] = weight.clone(), layer.forward(x).clone()
     return replies
 
 
-def answer(case: Case, inputs: Inputs) -> Answers:
-    """W and y from a sum of outer products, in float64."""
-    ((weight, a, b, alpha, x),) = inputs
+def corrected(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W with its correction, a sum of outer products in float64."""
     exact = weight.double()
     for row, column in zip(a.double(), b.double().T, strict=True):
-        exact = exact + alpha / len(a) * torch.outer(column, row)
-    merged, y = exact.to(case.dtype), (x.double() @ exact.T).to(case.dtype)
-    answers: dict[str, Any] = {f"W, {when}": merged for when in ("merged", "merge_ called again", "merged again")}
-    answers |= {f"y, {when}": y for when in ("not merged", "merged", "merge_ called again", "taken out")}
-    return [{**answers, "W, taken out": weight, "W has its old bits": True, "W is the sum, rounded once": True}]
+        exact = exact + scale * torch.outer(column, row)
+    return exact
+
+
+def answer(case: Case, inputs: Inputs) -> Answers:
+    """W and y from sums of outer products, in float64, with A and B as they are at first and as they are later."""
+    ((weight, a, b, alpha, x),) = inputs
+    first, later = corrected(weight, a, b, alpha / len(a)), corrected(weight, a + 1, b - 1, alpha / len(a))
+    times = dict.fromkeys(("not merged", "merged", "merge_ called again", "taken out"), first)
+    times |= dict.fromkeys(("trained on", "merged again"), later)
+    answers: dict[str, Any] = {f"y, {when}": (x.double() @ exact.T).to(case.dtype) for when, exact in times.items()}
+    merged = ("merged", "merge_ called again", "merged again")
+    answers |= {f"W, {when}": times[when].to(case.dtype) for when in merged}
+    return [{**answers, "W, taken out": weight, "W has its old bits": True, "W is the sum, rounded once": True,
+             "y has the digits of its dtype": True, "autograd follows W": False}]  # fmt: skip
 
 
 PROBLEM = exercise(__name__, MergingLoRA, changes=(0,), tolerance=(0.012, 0.012))

@@ -49,7 +49,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """The layers of a model like a transformer, with sizes that are not all multiples of each other. Some names contain
-    others, so that a target must be compared whole."""
+    others, or end in them behind a dot, so that a target must be compared whole."""
     draw, d = random.Random(case.seed), case["width"]
     linears = []
     for _ in range(case["blocks"]):
@@ -61,6 +61,8 @@ def inputs(case: Case) -> Inputs:
             ("out", d, d),
             ("up", d, hidden),
             ("gate_up", d, hidden),
+            ("encoder.value", d, k),
+            ("encoder.down", hidden, d),
             ("down", hidden, d),
         ]
     heads = [("head", d, draw.randrange(90, 300)), ("value_head", d, draw.randrange(1, 9))]

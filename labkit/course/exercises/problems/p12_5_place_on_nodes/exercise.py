@@ -45,6 +45,7 @@ def cases() -> Sequence[Case]:
         Case.of(1, sizes=(1, 2, 4), most="tp pp dp"),
         Case.of(1, sizes=(3, 2, 2), most="tp pp dp", near=True),
         Case.of(1, sizes=(1, 2, 4), most="tp pp dp", near=True),
+        Case.of(1, sizes=(3, 2, 2), most="pp tp dp", near=True),
     ]
 
 

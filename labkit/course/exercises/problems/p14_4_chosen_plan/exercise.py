@@ -46,7 +46,7 @@ def inputs(case: Case) -> Inputs:
             layout = Layout(dice.randint(1, 16), dice.choice(sizes[0]), dice.choice(sizes[1]))
             if equal:
                 layout = Layout(layout.dp, *((4, 1), (1, 2))[place % 3 == 1])
-            share = dice.choice((dice.uniform(0.3, 0.93), dice.uniform(0.3, 0.93), dice.uniform(0.945, 0.995), 1.3))
+            share = dice.choice((dice.uniform(0.3, 0.93), dice.uniform(0.9, 0.938), dice.uniform(0.945, 0.995), 1.3))
             plans.append((layout, device * (share if number % 8 else max(share, 0.96)), time))
         tables.append((plans, device, node))
     return [(tables,)]

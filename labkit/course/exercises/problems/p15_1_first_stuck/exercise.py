@@ -34,7 +34,7 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """Jobs: healthy ones, jobs with fewer batches on some ranks, jobs with a call left out, added or exchanged on some
-    ranks, and jobs with several of these faults."""
+    ranks, jobs with several of these faults, and extremes."""
     dice = random.Random(case.seed)
     jobs: list[tuple[list[list[str]]]] = []
     while len(jobs) < case["n_jobs"]:
@@ -63,7 +63,20 @@ def inputs(case: Case) -> Inputs:
             calls[other][place:] = [] if len(jobs) % 10 else ["all_gather norms", *whole[place + 1 :]]
         if clear(calls):
             jobs.append((calls,))
-    return [(jobs,)]
+    return [([*jobs, *extremes(dice, max(case["ranks"]))],)]
+
+
+def extremes(dice: random.Random, n: int) -> list[tuple[list[list[str]]]]:
+    """Jobs of n ranks in which nobody calls anything, one has never come, one alone has a call left, and, if there are
+    enough, three of eight call the same and others what only one or two call."""
+    whole, one = [VERBS[2], VERBS[0], VERBS[3]], dice.randrange(n)
+    absent, longer, torn = ([list(whole) for _ in range(n)] for _ in range(3))
+    absent[one] = []
+    longer[one].append(VERBS[1])
+    usual, *others = dice.sample(VERBS, 4)
+    for names, name in zip(torn, [others[2], *dice.sample([usual] * 3 + others[:2] * 2, 7)], strict=False):
+        names[1] = name
+    return [([[] for _ in range(n)],), (absent,), (longer,), *([(torn,)] if n == 8 else [])]
 
 
 def clear(calls: list[list[str]]) -> bool:

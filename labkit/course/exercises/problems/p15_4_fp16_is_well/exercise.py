@@ -35,12 +35,16 @@ def cases() -> Sequence[Case]:
     return [Case.of(1, centre=-6, steps=60), Case.of(1, centre=-4, steps=70)]
 
 
-def histogram(dice: random.Random, centre: float, lost: float, edge: float = 0.0) -> dict[int, int]:
-    """Counts of exponents around `centre`, with a share `lost` below -14, of which a quarter are zeros and the rest
-    subnormal, and a share `edge` at -14."""
+def histogram(
+    dice: random.Random, centre: float, lost: float, edge: float = 0.0, zeros: float = 0.25
+) -> dict[int, int]:
+    """Counts of exponents around `centre`, with a share `lost` below -14, of which a share `zeros` are zeros and the
+    rest subnormal, and a share `edge` at -14."""
     n_lost, n_edge = round(TOTAL * lost), round(TOTAL * edge)
+    n_zeros = round(n_lost * zeros)
+    n_small = (n_lost - n_zeros) // 3
     counts = {-14: n_edge}
-    for place, n in ((-99, n_lost // 4), (-16, n_lost // 4), (-15, n_lost - 2 * (n_lost // 4))):
+    for place, n in ((-99, n_zeros), (-16, n_small), (-15, n_lost - n_zeros - n_small)):
         counts[place] = n
     for _ in range(12):
         place = min(15, max(-14, round(dice.gauss(centre, 2))))
@@ -59,14 +63,20 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         scale: Callable[[int], float] = lambda k: 2.0**15,
         after: float = 0.0,
         edge: float = 0.0,
+        zeros: float = 0.25,
+        bare: bool = False,
     ) -> list[Any]:
         steps = []
         for k in range(n_steps):
             n_bad = dice.choice((1, 1, 2, 50)) if bad(k) else 0
-            counts = histogram(dice, centre, lost(k) * dice.uniform(0.98, 1.02), edge)
-            steps.append((scale(k), n_bad, histogram(dice, centre, after) if n_bad and after else counts))
+            counts = histogram(dice, centre, lost(k) * dice.uniform(0.98, 1.02), edge, zeros)
+            if n_bad and after:
+                counts = histogram(dice, centre, after)
+            steps.append((scale(k), n_bad, {} if n_bad and bare else counts))
         return steps
 
+    exact = job()
+    exact[late] = (2.0**15, 0, {-99: TOTAL // 100, -15: TOTAL // 25, -6: TOTAL - TOTAL // 20})
     right = {
         "nothing happens": job(),
         "overflow now and then: the scale is tried": job(lambda k: k % 20 == 15),
@@ -77,8 +87,10 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         "two skipped steps in a row, once": job(lambda k: k in (late, late + 1)),
         "one step in ten is skipped": job(lambda k: k in many[1:]),
         "a little less than five percent lost": job(lost=lambda k: 0.047),
+        "a little less than five percent are zeros": job(lost=lambda k: 0.049, zeros=1.0),
         "a tenth just above the least normal number": job(edge=0.1),
         "a skipped step whose histogram is poor": job(lambda k: k in (late, late + 9), after=0.4),
+        "a skipped step in which no gradient is finite": job(lambda k: k == late, bare=True),
         "half is lost in the first steps": job(lost=lambda k: 0.5 if k < WARM else 0.01),
         "a scale of 1 is enough": job(scale=lambda k: 1.0),
         "a scale below 1 at first": job(scale=lambda k: 0.25 if k < WARM else 64.0),
@@ -88,6 +100,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Any]]]:
         "a tenth is below the least normal number, few are zero": job(lost=lambda k: 0.1),
         "lost in a few late steps only": job(lost=lambda k: 0.3 if late <= k < late + 3 else 0.01),
         "a little more than five percent lost, in a single step": job(lost=lambda k: 0.053 if k == late else 0.01),
+        "exactly five percent lost, in a single step": exact,
         "lost in the first step that counts": job(lost=lambda k: 0.2 if k == WARM else 0.002),
         "lost in a single step": job(lost=lambda k: 0.2 if k == late else 0.002),
         "a fixed scale, too large: each second step is skipped": job(lambda k: k % 2 == 1),

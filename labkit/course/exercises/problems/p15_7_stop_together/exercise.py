@@ -41,29 +41,32 @@ def stop_together(
 
 def cases() -> Sequence[Case]:
     """Worlds of 1 to 4 ranks: the most steps, and for each of two jobs the steps between which its last improvement
-    lies."""
+    lies. With `blind` job 1 begins with nan."""
     return [
-        Case.of(3, torch.float64, most=14, last=((3, 5), (6, 8)), patience=3),
-        Case.of(2, most=9, last=((7, 8), (3, 4)), patience=4),
-        Case.of(4, most=12, last=((2, 4), (6, 9)), patience=1),
-        Case.of(1, most=10, last=((3, 4), (5, 6)), patience=2),
+        Case.of(3, torch.float64, most=14, last=((3, 5), (6, 8)), patience=3, blind=True),
+        Case.of(2, most=9, last=((7, 8), (3, 4)), patience=4, blind=False),
+        Case.of(4, most=12, last=((2, 4), (6, 9)), patience=1, blind=False),
+        Case.of(1, most=10, last=((3, 4), (5, 6)), patience=2, blind=False),
     ]
 
 
 def losses(case: Case, job: int) -> list[float]:
-    """The losses of a job. They fall until a step that is drawn from the case's `last`, except during one wait. After
-    that, in job 0, two equal the lowest, one is nan, and the rest is above; in job 1 all are above, and fall."""
+    """The losses of a job. They fall until a step that is drawn from the case's `last`, except during one wait; in job
+    1 that is all nan, and the last fall is less than float32 shows. Then, in job 0, two equal the lowest, one is nan,
+    and the rest is above; in job 1 all are above, and fall."""
     dice = random.Random(2 * case.seed + job)
     last = dice.randint(*case["last"][job])
     n_waits = dice.randint(1, min(case["patience"] - 1, last - 2)) if case["patience"] > 1 else 0
-    waits = dice.randint(2, last - n_waits)
-    best, values = 100.0, [100.0]
-    for step in range(2, case["most"] + 1):
+    waits = 1 if job and case["blind"] else dice.randint(2, last - n_waits)
+    best, values = 100.0, list[float]()
+    for step in range(1, case["most"] + 1):
         value = best + dice.uniform(0.1, 2)
         if step > last:
             value = [best, best, math.nan, value][min(step - last - 1, 3)] if job == 0 else best + 1 / step
         elif not waits <= step < waits + n_waits:
-            best = value = best - dice.uniform(0.1, 2)
+            best = value = best - (1e-8 if job and step == last else dice.uniform(0.1, 2))
+        elif job:
+            value = math.nan
         values.append(value)
     return values
 
@@ -105,7 +108,8 @@ def n_steps(case: Case, job: int) -> int:
     """The step after which training ends: the first at which the lowest loss so far is `patience` steps ago."""
     known = [math.inf if loss != loss else loss for loss in losses(case, job)]
     for step in range(1, case["most"] + 1):
-        lowest = known.index(min(known[:step])) + 1
+        low = min(known[:step])
+        lowest = known.index(low) + 1 if low < math.inf else 0  # so far all were nan
         if step - lowest >= case["patience"]:
             return step
     return int(case["most"])

@@ -35,15 +35,16 @@ def ranked_attempts(
 
 def cases() -> Sequence[Case]:
     """Boards of attempts."""
-    return [Case.of(1, torch.float64, n_boards=3, ranks=4), Case.of(1, torch.float64, n_boards=2, ranks=2)]
+    return [Case.of(1, torch.float64, n_boards=3, ranks=4), Case.of(1, torch.float64, n_boards=4, ranks=2)]
 
 
 def inputs(case: Case) -> Inputs:
     """Boards of attempts with noise, outliers, slow first steps and ranks that differ. Some attempts are over the cap,
-    and some break down."""
+    and some break down. One board has no warm-up, and on the last no attempt counts."""
     dice, boards = random.Random(case.seed), []
     for board in range(case["n_boards"]):
-        cap, n_warm, names = dice.randint(8, 20) * 10**6, dice.randint(1, 3), [f"way {k}" for k in range(10)]
+        cap, names = dice.randint(8, 20) * 10**6, [f"way {k}" for k in range(10)]
+        n_warm = 0 if board == 1 else dice.randint(1, 3)
         dice.shuffle(names)
         attempts = {}
         for k, name in enumerate(names):
@@ -65,7 +66,7 @@ def inputs(case: Case) -> Inputs:
             elif k == 7:
                 seconds[dice.randrange(1, shape[0]) :, dice.randrange(case["ranks"])] = torch.nan
             attempts[name] = (seconds, peaks)
-        boards.append((attempts, cap, n_warm))
+        boards.append((attempts, 1 if board == 3 else cap, n_warm))
     return [(boards,)]
 
 

@@ -97,7 +97,8 @@ def ways(job: Job, torn: bool = False, idle: bool = False, bare: bool = False, u
 def drawn(case: Case) -> list[Job]:
     """Jobs whose cap refuses some of the ways, and for every second job the best of all. Jobs on 10 and 12 ranks are
     such that a rule decides (`tells`). In at least one job it would be best to leave ranks idle, in one ZeRO without dp
-    and in one a dp that does not divide the batch, if the rules allowed it. With many jobs each ZeRO is best once."""
+    and in one a dp that does not divide the batch, if the rules allowed it. With many jobs each ZeRO is best once, and
+    once fewer micro-batches than stages."""
 
     def make(dice: random.Random) -> list[Job]:
         jobs: list[Job] = []
@@ -111,7 +112,8 @@ def drawn(case: Case) -> list[Job]:
     def insists(jobs: list[Job]) -> bool:
         best_ways = [(job, best(job, ways(job))) for job in jobs]
         zeros = {zero for _, (layout, zero, *_) in best_ways if layout.dp > 1}
-        return (len(zeros) == 4 or len(jobs) < 12) and all(
+        few = any(n_micro < layout.pp for _, (layout, _, n_micro, _) in best_ways)
+        return (len(zeros) == 4 and few or len(jobs) < 12) and all(
             any(best(job, ways(job, **{rule: True})) != way for job, way in best_ways)
             for rule in ("idle", "bare", "uneven")
         )

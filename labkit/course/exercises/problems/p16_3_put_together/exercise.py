@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise
 
 Param = tuple[tuple[int, ...], list[tuple[int, int, Tensor]]]
 
@@ -23,7 +23,7 @@ def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) 
     beyond the parameter's end is padding and is ignored, and all of x may be. Pieces may overlap, and be cut in
     different ways. Missing is an element that no piece has: it is 0. An element differs if two copies of it are not
     equal: it is that of the first piece in the list that has it. The dtype is that of the pieces, which stay as they
-    are."""
+    are, also when somebody writes to the parameter later."""
     whole = torch.zeros(shape, dtype=pieces[0][2].dtype)
     known, differs = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
     for dim, start, x in pieces:
@@ -40,8 +40,8 @@ def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) 
 
 
 def cases() -> Sequence[Case]:
-    """Parameters in two dtypes."""
-    return [Case.of(1, n_params=24), Case.of(1, torch.float64, n_params=12)]
+    """Parameters in two dtypes, and whole numbers, such as counts of tokens."""
+    return [Case.of(1, n_params=24), Case.of(1, torch.float64, n_params=12), Case.of(1, torch.int64, n_params=8)]
 
 
 def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int, Tensor]]:
@@ -56,10 +56,12 @@ def cut(dice: random.Random, x: Tensor, dim: int, n: int) -> list[tuple[int, int
 
 
 def inputs(case: Case) -> Inputs:
-    """Parameters. In at least one a shard begins beyond the end, in one the copies of an element differ by 1e-4 to
-    0.01, and in one by less than 1e-5."""
+    """Parameters. Unless they are whole numbers, in at least one a shard begins beyond the end, in one the copies of an
+    element differ by 1e-4 to 0.01, and in one by less than 1e-5."""
 
     def tells(params: list[Param]) -> bool:
+        if not case.dtype.is_floating_point:
+            return True
         beyond = [(start - math.prod(shape), len(x)) for shape, pieces in params for dim, start, x in pieces if dim < 0]
         apart = [max(copies) - min(copies) for param in params for copies in copies_of(*param) if copies]
         return any(0 < far < size - 1 for far, size in beyond) and all(
@@ -70,18 +72,19 @@ def inputs(case: Case) -> Inputs:
 
 
 def drawn(dice: random.Random, case: Case) -> list[Param]:
-    """Parameters with some zeros, cut in one way or two. Some pieces are lost, and some copies have older numbers."""
+    """Parameters with some zeros, cut in one way or two; one rank has the first of them whole. Some pieces are lost,
+    and some copies have older numbers."""
     params: list[Param] = []
     for k in range(case["n_params"]):
         shape = (dice.randint(3, 9),) if k % 4 == 3 else (dice.randint(3, 9), dice.randint(2, 7))
         x = case.random(*shape, key=k)
         x[dice.randrange(shape[0])] = 0
         dims = [-1, *range(len(shape))]
-        pieces = cut(dice, x, dims[k % len(dims)], dice.randint(2, 5))
+        pieces = cut(dice, x, dims[k % len(dims)], dice.randint(2, 5)) if k else cut(dice, x, 0, 1)
         if k % 3:
             pieces += cut(dice, x, dice.choice(dims), dice.randint(1, 4))
         if k % 3 == 2:
-            off = dice.choice((1.0, 1e-3, 1e-6 * x))
+            off = dice.choice((1.0, 1e-3, 1e-6 * x)) if case.dtype.is_floating_point else 1
             older = cut(dice, x + off * (case.random(*shape, key=1000 + k) > 0.5), dice.choice(dims), 3)
             pieces += dice.sample(older, dice.randint(1, len(older)))
         dice.shuffle(pieces)
@@ -110,9 +113,20 @@ def by_element(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) ->
     return [whole.reshape(shape), sum(not values for values in copies), sum(len(set(values)) > 1 for values in copies)]
 
 
+def play(attempt: Any, group: Any, params: list[Param]) -> Any:
+    """The attempt's reply for each parameter. Then each is written to, as training does, which must not reach what a
+    rank holds."""
+    replies = []
+    for shape, pieces in params:
+        whole, missing, differ = attempt(shape, pieces)
+        replies.append([whole.clone(), missing, differ])
+        whole.fill_(-1)
+    return replies
+
+
 def answer(case: Case, inputs: Inputs) -> Answers:
     """The right reply for each parameter, element by element."""
     return [[by_element(*param) for param in inputs[0][0]]]
 
 
-PROBLEM = exercise(__name__, put_together, play=call_each, tolerance=(0.0, 0.0))
+PROBLEM = exercise(__name__, put_together, tolerance=(0.0, 0.0))

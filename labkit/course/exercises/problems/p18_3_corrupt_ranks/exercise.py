@@ -27,15 +27,18 @@ def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
 
 
 def cases() -> Sequence[Case]:
-    """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers; one in which two devices flip
-    different bits, and one where none does."""
+    """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers; some in which two devices do, and
+    one where none does."""
     return [
         Case.of(3, torch.float32, numel=600, how="flip", who=1),
         Case.of(4, torch.float32, numel=500, how="sign", who=2),
         Case.of(3, torch.float32, numel=700, how="late", who=1),
+        Case.of(3, torch.float32, numel=500, how="first", who=2),
         Case.of(4, torch.float32, numel=900, how="swap", who=3),
+        Case.of(5, torch.float32, numel=4000, how="far", who=2),
         Case.of(3, torch.float32, numel=500, how="flip", who=0),
         Case.of(5, torch.float32, numel=500, how="two", who=3),
+        Case.of(5, torch.float32, numel=500, how="signs", who=4),
         Case.of(4, torch.float32, numel=500, how="zero", who=1),
         Case.of(4, torch.float32, numel=500, how="none", who=0),
     ]
@@ -43,22 +46,30 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """The same numbers for all ranks, and what a device made of them on one, or on two."""
-    sound, dice = case.random(case["numel"]), case.dice
-    first, second = sorted(dice.sample(range(case["numel"] // 2), 2))
+    sound, dice, how = case.random(case["numel"]), case.dice, case["how"]
+    first, second = sorted(dice.sample(range(2, case["numel"] // 2), 2))
     sound[second + 1] = 0.0
     wrong, also_wrong = sound.clone(), sound.clone()
-    if case["how"] in ("flip", "two"):
+    if how in ("flip", "two"):
         wrong.view(torch.int32)[first] ^= 1  # the lowest bit
-    elif case["how"] == "sign":  # which no size shows
-        wrong[first] *= -1
-    elif case["how"] == "late":
+    elif how == "first":
+        wrong.view(torch.int32)[0] ^= 1
+    elif how == "late":
         wrong.view(torch.int32)[-1 - first] ^= 1
-    elif case["how"] == "swap":
-        wrong[[first, second]] = sound[[second, first]]
-    elif case["how"] == "zero":  # -0.0, which equals 0.0 as a number
+    elif how in ("sign", "signs"):  # which no size shows
+        wrong[first - first % 2] *= -1
+    elif how == "swap":
+        wrong[[first, first + 1]] = sound[[first + 1, first]]
+    elif how == "far":  # by a multiple of each number up to 10, and on another device by one of 256
+        near = first // 2
+        wrong[[near, near + 2520]] = sound[[near + 2520, near]]
+        also_wrong[[near, near + 2048]] = sound[[near + 2048, near]]
+    elif how == "zero":  # -0.0, which equals 0.0 as a number
         wrong[second + 1] *= -1
-    if case["how"] == "two":
+    if how == "two":
         also_wrong.view(torch.int32)[second] ^= 1 << 12
+    elif how == "signs":  # at an odd place, and above at an even one
+        also_wrong[first - first % 2 + 1] *= -1
     held = {case["who"]: wrong, case["who"] - 2: also_wrong}
     return [(held.get(rank, sound).clone(),) for rank in range(case.n_ranks)]
 

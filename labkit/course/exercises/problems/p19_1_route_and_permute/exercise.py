@@ -22,7 +22,8 @@ def route_and_permute(x: Tensor, logits: Tensor, k: int, capacity: float | None)
     """Tokens x [N, D] and a router's logits [N, E] -> (rows [R, D], counts [E], weights [R]).
 
     A token goes to the k experts with the largest softmax p. Its weights are p divided by the sum of the k chosen; for
-    k = 1 the weight is p itself. Gradients of the weights must reach the logits.
+    k = 1 the weight is p itself. Gradients of the rows must reach x, and those of the weights
+    the logits.
 
     capacity   None drops nothing, and R = N k. With a factor, an expert takes ceil(capacity k N / E) rows, first come
                first served: by token, and in each by falling p. What is dropped changes no other weight.
@@ -111,24 +112,29 @@ def served(routes: Sequence[Route], room: int) -> list[Route]:
 
 
 def inputs(case: Case) -> Inputs:
-    """Tokens, logits, k, the capacity, and what pulls at each weight."""
-    pull = case.random(case["tokens"] * case["k"], key=2)
-    return [(*drawn(case), case["k"], case["capacity"], pull)]
+    """Tokens, logits, k, the capacity, and what pulls at each weight and at each row."""
+    n_routes = case["tokens"] * case["k"]
+    pulls = case.random(n_routes, key=2), case.random(n_routes, case["width"], key=3)
+    return [(*drawn(case), case["k"], case["capacity"], *pulls)]
 
 
-def play(attempt: Any, _: Group, x: Tensor, logits: Tensor, k: int, capacity: float | None, pull: Tensor) -> Any:
-    """What the attempt gives, and the gradient of the logits when something pulls at the weights."""
-    leaf = logits.clone().requires_grad_()
-    rows, counts, weights = attempt(x, leaf, k, capacity)
-    if weights.requires_grad:
-        (weights * pull[: len(weights)]).sum().backward()
-    grad = torch.zeros_like(logits) if leaf.grad is None else leaf.grad
-    return {"rows": rows, "counts": counts, "weights": weights.detach(), "gradient of the logits": grad}
+def play(
+    attempt: Any, _: Group, x: Tensor, logits: Tensor, k: int, capacity: float | None, pull: Tensor, row_pull: Tensor
+) -> Any:
+    """What the attempt gives, and the gradients of tokens and logits when something pulls at the rows and weights."""
+    leaves = x.clone().requires_grad_(), logits.clone().requires_grad_()
+    rows, counts, weights = attempt(*leaves, k, capacity)
+    for pulled in ((weights * pull[: len(weights)]).sum(), (rows * row_pull[: len(rows)]).sum()):
+        if pulled.requires_grad:
+            pulled.backward()
+    grad_x, grad = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+    reply = {"rows": rows.detach(), "counts": counts, "weights": weights.detach()}
+    return {**reply, "gradient of x": grad_x, "gradient of the logits": grad}
 
 
 def answer(case: Case, inputs: Inputs) -> Answers:
     """Token by token in float64, with a queue for each expert."""
-    x, logits, k, _, pull = inputs[0]
+    x, logits, k, _, pull, row_pull = inputs[0]
     leaf = logits.double().clone().requires_grad_()
     p = leaf.softmax(-1)
     routes = chosen_by(logits, k)
@@ -146,6 +152,7 @@ def answer(case: Case, inputs: Inputs) -> Answers:
             "rows": x[tokens],
             "counts": counts,
             "weights": weights.detach().to(case.dtype),
+            "gradient of x": torch.zeros_like(x).index_add(0, tokens, row_pull[: len(kept)]),
             "gradient of the logits": grad.to(case.dtype),
         }
     ]
