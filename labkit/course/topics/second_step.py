@@ -38,9 +38,11 @@ def second_step(group: Group, config: GPTConfig, layout: Layout, recipe: Recipe)
     mesh = Mesh.connect(layout, group)
     with MemoryProbe(device=torch.device(group.device).type) as probe:
         step = assemble(config, recipe, mesh)
-        tokens = torch.randint(config.vocab, (2, recipe.batch_size // layout.dp, config.seq), device=group.device)
-        step(*tokens, 0)  # makes connections, and the optimizer's state
+        tokens, targets = torch.randint(
+            config.vocab, (2, recipe.batch_size // layout.dp, config.seq), device=group.device
+        )
+        step(tokens, targets, 0)  # makes connections, and the optimizer's state
         probe.reset_peak()
         with Clock(group) as clock:
-            step(*tokens, 1)
+            step(tokens, targets, 1)
     return StepCosts(probe.peak, clock.recording.seconds)
