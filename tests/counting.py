@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -24,3 +25,11 @@ def lines(fn: Callable[[], Any]) -> int:
     finally:
         sys.settrace(before)
     return ran
+
+
+def calls(fn: Callable[[], Any]) -> int:
+    """How many functions of Python `fn()` calls, its callees' callees included: quicker to count than lines, of which
+    a call has about ten."""
+    profile = cProfile.Profile(builtins=False)
+    profile.runcall(fn)
+    return sum(entry.callcount for entry in profile.getstats())

@@ -170,15 +170,14 @@ def test_a_benchmark_gets_the_path_of_its_numbers(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out.strip() == "['--json', 'numbers.json']"
 
 
-@pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize(
-    "words",
+    ("width", "words"),
     [
-        ("plan", "--gpus", 8),
-        ("plan", *EXPERTS),
-        ("cards", "--list"),
-        ("cards", "--covers"),
-        ("claims", "c12", "--stored"),
+        (80, ("plan", "--gpus", 8)),
+        (60, ("plan", *EXPERTS)),
+        (80, ("cards", "--list")),
+        (60, ("cards", "--covers")),
+        (60, ("claims", "c12", "--stored")),
     ],
     ids=str,
 )

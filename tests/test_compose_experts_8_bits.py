@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -42,23 +44,32 @@ def recipe_of(strategy, way, **more):
     return Recipe(strategy, **{"batch_size": 8, "bucket_bytes": 2000, **WAYS[way], **more})
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The losses of one process by precision and limit of the norm, each trained once."""
+
+    @cache
+    def losses(way, **more):
+        return train(CONFIG, recipe_of("ddp", way, **more), Layout(), tmp_path_factory.mktemp("alone"))[0]
+
+    return losses
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("strategy", "layout", "more"), MORE, ids=str)
-def test_losses_follow_those_of_one_process_in_bf16(strategy, layout, more, way, tmp_path):
+def test_losses_follow_those_of_one_process_in_bf16(strategy, layout, more, way, alone, tmp_path):
     """Would catch a layout in which experts or their router compute something else. Units of rows, of tiles and of
     blocks of 32, are the same on whatever rank a row is, so that there the first loss is that of one process to the
     rounding of bf16's sums; the others are off as far as 8 bits may be, or 4 (see tests/train/test_blocks.py)."""
     losses, weights = train(CONFIG, recipe_of(strategy, way, **more), layout, tmp_path / "dealt")
-    alone, _ = train(CONFIG, recipe_of("ddp", way, clip_norm=more.get("clip_norm")), Layout(), tmp_path / "alone")
-    exact, _ = train(CONFIG, recipe_of("ddp", "fp8", precision="fp32"), Layout(), tmp_path / "exact")
-    half, _ = train(CONFIG, recipe_of("ddp", "fp8", precision="bf16"), Layout(), tmp_path / "half")
+    exact, half = (alone("fp8", precision=precision) for precision in ("fp32", "bf16"))
     natural = max(abs(a - b) for a, b in zip(exact, half, strict=True)) + 2.0**-12
     off = max(abs(a - b) for a, b in zip(losses, exact, strict=True))
     assert off <= 2 ** (7 if way == "nvfp4" else 5) * natural
     assert losses != half
     if way in ("tiles", "mx") and layout.tp == 1:
-        assert losses[0] == pytest.approx(alone[0], abs=1e-6)
+        assert losses[0] == pytest.approx(alone(way, clip_norm=more.get("clip_norm"))[0], abs=1e-6)
     assert all(weight.isfinite().all() for weight in weights.values())
 
 

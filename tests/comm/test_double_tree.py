@@ -43,11 +43,10 @@ def beside_torchs(group):
     return wrong
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_sum_is_torchs_on_real_processes(n):
+def test_the_sum_is_torchs_on_real_processes():
     """Would catch a half that is summed twice, a piece that is lost, and ranks whose bits differ."""
-    with Cluster(n, device="cpu", quiet=True) as cluster:
-        assert [reply.value for reply in cluster.run(beside_torchs)] == [[]] * n
+    with Cluster(3, device="cpu", quiet=True) as cluster:
+        assert [reply.value for reply in cluster.run(beside_torchs)] == [[]] * 3
 
 
 @settings(max_examples=60)

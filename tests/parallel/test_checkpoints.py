@@ -81,12 +81,14 @@ def test_a_checkpoint_with_the_former_names_is_still_read(tmp_path):
     assert torch.equal(checkpoints.state_dict(folder)["w"], wanted)
 
 
-@pytest.mark.slow
-@cases("before", STRATEGIES)
-@cases("after", STRATEGIES)
-@cases(("n", "m"), [(4, 2), (4, 3), (4, 1), (2, 4)])
+@cases(
+    ("before", "after", "n", "m"),
+    [("ddp", "zero3", 4, 2), ("zero3", "zero1", 4, 3), ("zero1", "zero2", 2, 4), ("zero2", "ddp", 4, 1)],
+)
 def test_training_goes_on_in_another_number_of_ranks_and_another_strategy(before, after, n, m, tmp_path):
-    """Would catch momentum that is left behind, and shards that land on the wrong parameter."""
+    """Would catch momentum that is left behind, and shards that land on the wrong parameter.
+
+    Any strategy after any other, without files: test_data_parallel.py."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     run_threads(lambda g: save(g, folder, kind=before), n)
 

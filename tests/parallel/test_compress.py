@@ -12,6 +12,7 @@ from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.parallel.compress import HalfGradients, TopK, exact
 from labkit.parallel.ddp import DDP
+from labkit.parallel.eight_bit_gradients import EightBitGradients
 from tests.cases import cases
 
 SIZES = [1, 2, 7, 1000]
@@ -206,9 +207,15 @@ def test_error_feedback_reaches_the_dense_optimum_and_plain_top_k_does_not():
     assert distance(2, lambda: TopK(0.2, feedback=False)) > 0.99 * start
 
 
+@pytest.fixture(scope="module")
+def pair():
+    with Cluster(2, device="cpu", quiet=True) as made:
+        yield made
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("compress", [HalfGradients(), HalfGradients(torch.float16), TopK(0.1)])
-def test_compressed_ddp_trains_on_processes_and_sends_what_the_law_says(compress):
+@cases("compress", [HalfGradients(), HalfGradients(torch.float16), TopK(0.1), EightBitGradients()])
+def test_compressed_ddp_trains_on_processes_and_sends_what_the_law_says(compress, pair):
     """Would catch what only a real wire shows: an overlap with the buffer still in use, a dtype that gloo lacks."""
 
     def train(group, compress):
@@ -234,16 +241,16 @@ def test_compressed_ddp_trains_on_processes_and_sends_what_the_law_says(compress
         sizes = [each.numel() for each in sync.grads()]
         return losses[0], losses[-1], group.ledger.sent_bytes(), sizes, [p.detach() for p in model.parameters()]
 
-    n = 2
-    with Cluster(n, device="cpu", quiet=True) as cluster:
-        replies = [reply.value for reply in cluster.run(train, compress)]
+    replies = [reply.value for reply in pair.run(train, compress)]
     for first, last, sent, sizes, weights in replies:
         assert last < first / 2
         assert len(sizes) > 1
-        if isinstance(compress, TopK):
-            assert sent == sum(compress.sent_bytes(size, 4, n) for size in sizes)
-        else:
-            assert sent == sum(2 * (n - 1) * 2 * size // n for size in sizes)
+        law = {
+            TopK: lambda size: compress.sent_bytes(size, 4, 2),
+            EightBitGradients: lambda size: compress.sent_bytes(size, 2),
+            HalfGradients: lambda size: 2 * size,
+        }[type(compress)]
+        assert sent == sum(map(law, sizes))
         assert all(torch.equal(a, b) for a, b in zip(weights, replies[0][4], strict=True))
 
 

@@ -1,4 +1,6 @@
-"""Gradients in 8 bits: values against float64, bytes against the law, what is remembered, order, convergence."""
+"""Gradients in 8 bits: values against float64, bytes against the law, what is remembered, order, convergence.
+
+On real processes: test_compress.py."""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import Cluster
 from labkit.comm.local import run_threads
 from labkit.parallel.compress import HalfGradients, compressor
 from labkit.parallel.ddp import DDP
@@ -202,40 +203,6 @@ def test_what_is_whole_on_tensor_parallel_ranks_does_not_depend_on_a_shard_besid
         return model["norm"].grad.tolist()
 
     assert run_threads(one, 2, 1.0) == run_threads(one, 2, 1000.0)
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("n", [2, 3])
-def test_ddp_with_8_bits_trains_on_processes_and_sends_what_the_law_says(n):
-    """Would catch what only a real wire shows: a buffer that changes on its way, an all_to_all that gloo lacks."""
-
-    def train(group, compress):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(9, 31), nn.Tanh(), nn.Linear(31, 1))
-        sync = DDP(model, group, lambda params: torch.optim.SGD(params, lr=0.05), 500, compress=compress)
-        generator = torch.Generator().manual_seed(group.rank)
-        x = torch.randn(64, 9, generator=generator)
-        y = x.sum(1, keepdim=True).tanh()
-        losses = []
-        for _ in range(60):
-            sync.zero_grad()
-            loss = (model(x) - y).square().mean()
-            losses.append(loss.item())
-            group.ledger.clear()
-            loss.backward()
-            sync.finish()
-            sync.step()
-        sizes = [bucket.numel() for bucket in sync.grads()]
-        return losses, group.ledger.sent_bytes(), sizes, [p.detach() for p in model.parameters()]
-
-    with Cluster(n, device="cpu", quiet=True) as cluster:
-        replies = [reply.value for reply in cluster.run(train, EightBitGradients())]
-        exact = [reply.value for reply in cluster.run(train, None)]
-    for (losses, sent, sizes, weights), (plain, *_) in zip(replies, exact, strict=True):
-        assert losses[-1] == pytest.approx(plain[-1], rel=0.02)
-        assert len(sizes) > 1
-        assert sent == sum(EightBitGradients().sent_bytes(size, n) for size in sizes)
-        assert all(torch.equal(a, b) for a, b in zip(weights, replies[0][3], strict=True))
 
 
 def test_a_recipes_name_gives_a_new_compressor_and_none_where_nothing_travels():

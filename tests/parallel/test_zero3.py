@@ -1,6 +1,6 @@
-"""ZeRO3: equal to one process and to torch's fully_shard; bytes, memory, prefetch; all kinds of units.
+"""ZeRO3: equal to torch's fully_shard; bytes, memory, prefetch; all kinds of units.
 
-What all three stages share is in test_zero1.py: resharding, checkpointing, frozen parameters, bad input."""
+What it has in common with other strategies is in test_data_parallel.py."""
 
 from __future__ import annotations
 
@@ -23,39 +23,10 @@ from tests.parallel.training import OPTIMIZERS, adamw, batch, drawn, joined, one
 sgd = OPTIMIZERS["SGD momentum"]
 
 
-@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2, 4))])
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.rest)])
 def cluster(request):
     with Cluster(request.param, device="cpu", quiet=True) as made:
         yield made
-
-
-@pytest.mark.parametrize(
-    ("n", "n_micro", "prefetch", "keep", "name"),
-    [
-        *((n, m, 1, False, "AdamW") for n in (1, 2, 3, 4) for m in (1, 3)),
-        *((3, 2, prefetch, keep, "AdamW") for prefetch in (0, 1, 5) for keep in (True, False)),
-        *((3, 1, 1, False, name) for name in OPTIMIZERS if name != "AdamW"),
-    ],
-)
-def test_weights_gradients_and_state_are_those_of_one_process(n, n_micro, prefetch, keep, name):
-    """Would catch weights of the last step, gradients that miss a micro-batch, and a unit that is freed too early."""
-    model, make = ragged(), OPTIMIZERS[name]
-
-    def rank(group):
-        sync = ZeRO3(copy.deepcopy(model), group, make, prefetch=prefetch, keep=keep)
-        losses = train(sync, n_micro=n_micro)
-        return losses, pieces(sync)
-
-    alone = copy.deepcopy(model)
-    losses, weights, grads, optimizer = one_process(alone, make)
-    outs = run_threads(rank, n)
-    whole = joined([mine for _, mine in outs])
-    assert torch.tensor([out[0] for out in outs]).mean(0).tolist() == pytest.approx(losses, abs=1e-6)
-    assert worst(whole, weights, "value") < 1e-12
-    assert worst(whole, grads, "grad") < 1e-12
-    for name, p in alone.named_parameters():
-        for key, each in optimizer.state[p].items():
-            assert torch.allclose(torch.as_tensor(whole[name][key]), torch.as_tensor(each), rtol=0, atol=1e-12)
 
 
 # -- against torch -----------------------------------------------------------------------------------------------------
@@ -149,17 +120,6 @@ def micro_batches(n_micro, forward=None):
                 (forward or type(sync.module).__call__)(sync.module, batch(micro)[0]).square().mean().backward()
 
     return run
-
-
-@pytest.mark.parametrize(("prefetch", "n_micro"), selection([(0, 3), (1, 1), (3, 3)], [0, 1, 3], [1, 3]))
-def test_bytes_are_three_times_the_law_and_prefetch_does_not_change_them(n_micro, prefetch):
-    """Would catch a gather too many (a prefetched unit that nobody needed) and a unit that is not freed in between."""
-    for n in (2, 3, 4):
-        outs = sent(n, ragged, micro_batches(n_micro), prefetch=prefetch)
-        for n_bytes, sizes, verbs in outs:
-            assert n_bytes == 3 * n_micro * (n - 1) * sum(sizes) // n
-            assert verbs == outs[0][2], "ranks do not agree on the order"
-            assert [verb for verb, _ in verbs].count("reduce_scatter") == n_micro * len(sizes)
 
 
 def test_bytes_are_the_same_when_all_micro_batches_share_one_accumulate():
@@ -334,22 +294,6 @@ def test_whole_gradients_die_with_their_unit():
     for alive, grads in run_threads(rank, 2):
         assert max(alive) == 1
         assert grads == [None] * len(grads)
-
-
-def test_each_rank_keeps_one_nth_of_masters_gradients_and_state():
-    """Would catch a shard that still holds the buffer it was cut from."""
-
-    def rank(group):
-        sync = ZeRO3(ragged(), group, adamw)
-        train(sync, 1)
-        numel = sum(shard.flat.numel for shard in sync.shards)
-        state = sum(each.numel() for kept in sync.optimizer.state.values() for each in kept.values() if each.dim())
-        masters = sum(shard.master.untyped_storage().nbytes() for shard in sync.shards)
-        return numel, state, masters, sum(grad.numel() for grad in sync.grads())
-
-    for n in (1, 2, 3, 4):
-        for numel, state, masters, grads in run_threads(rank, n):
-            assert (state, masters, grads) == (2 * numel // n, 8 * numel // n, numel // n)
 
 
 # -- kinds of units ----------------------------------------------------------------------------------------------------
@@ -613,44 +557,6 @@ def test_unused_units_reused_units_and_weights_outside_units_work(times):
     whole = joined(run_threads(rank, 2))
     assert worst(whole, {name: p.detach() for name, p in alone.named_parameters()}, "value") < 1e-12
     assert whole["never.weight"]["grad"] is None
-
-
-def test_a_parameter_without_gradient_on_one_rank_counts_as_zero_there():
-    """Would catch a unit that waits for a gradient that never comes, and so reduces after another rank has."""
-
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.both, self.one = nn.Linear(5, 5), nn.Linear(5, 5)
-
-        def forward(self, x, use_one):
-            return self.both(x) + (self.one(x) if use_one else 0)
-
-    class Halves(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Half() for _ in range(3))
-
-        def forward(self, x, uses):
-            for layer, use in zip(self.layers, uses, strict=True):
-                x = layer(x, use)
-            return x
-
-    uses = [(True, False, True), (False, False, True)]
-
-    def rank(group):
-        sync = ZeRO3(drawn(Halves()), group, sgd)
-        sync.zero_grad()
-        sync.module(batch(0)[0].tensor_split(2)[group.rank], uses[group.rank]).square().mean().backward()
-        sync.finish()
-        return pieces(sync)
-
-    alone = drawn(Halves())
-    for r in range(2):
-        (alone(batch(0)[0].tensor_split(2)[r], uses[r]).square().mean() / 2).backward()
-    whole = joined(run_threads(rank, 2))
-    for name, p in alone.named_parameters():
-        assert torch.allclose(whole[name]["grad"], torch.zeros_like(p) if p.grad is None else p.grad, atol=1e-12)
 
 
 def test_summon_shows_whole_weights_and_a_freed_weight_reads_as_nan():

@@ -15,7 +15,6 @@ from labkit.plan.job.recipe import PRECISIONS
 from labkit.plan.machine.devices import DEVICES
 from labkit.plan.model.models import MODELS
 from labkit.view.anatomy import anatomy, fits
-from tests.counting import lines
 from tests.view.page import SVG, check, texts, told, words
 
 MIB = float(1 << 20)
@@ -205,13 +204,6 @@ def test_its_menus_begin_with_what_was_given_and_name_all_there_is():
     for bad in ({"shape": "lama-7b"}, {"device": "h10"}):
         with pytest.raises(ValueError, match="did you mean"):
             MemoryAnatomy(**bad)
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a widget that computes a model for every move of a slider."""
-    widget = MemoryAnatomy("llama-7b")
-    widget.rows.value = 2
-    assert lines(lambda: setattr(widget.rows, "value", 3)) < 60_000
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

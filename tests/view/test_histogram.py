@@ -11,7 +11,6 @@ from labkit.probe.grads import gradient_statistics
 from labkit.train.formats import BF16, E4M3, E5M2, FORMATS, FP16, round_to
 from labkit.view.histogram import FILLS, KINDS, edges, fates, histogram
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 DRAW = torch.Generator().manual_seed(0)
@@ -132,13 +131,3 @@ def test_what_cannot_be_shown_is_refused():
         GradientHistogram(gradient_statistics({"w": None}))
     with pytest.raises(ValueError, match="format must be one of"):
         GradientHistogram(TABLE, format="int8")
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a histogram that is counted anew from all gradients."""
-    explorer = GradientHistogram(TABLE)
-
-    def move():
-        explorer.scale.value = 9
-
-    assert lines(move) < 600_000

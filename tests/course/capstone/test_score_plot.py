@@ -14,7 +14,6 @@ from labkit.course.capstone.score_plot import Mark, plane, score_text
 from labkit.course.learner.scores import Scores
 from labkit.plan.partition.layout import Layout
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 TASKS = tasks(4)
@@ -178,14 +177,3 @@ def test_what_does_not_finish_is_told_and_kept(board):
     explorer.run = closed
     explorer.attempt()
     assert explorer.message.value == "this cluster is closed: make a new one"
-
-
-def test_a_redraw_is_little_work(board):
-    """Would catch a search over all ways behind every slider."""
-    explorer = CapstoneExplorer(TASKS, WAYS["pipeline"], runs, board)
-
-    def move():
-        explorer.checkpointing.value = not explorer.checkpointing.value
-
-    move()
-    assert lines(move) < 900_000

@@ -15,7 +15,6 @@ from labkit.probe.recording import Recording
 from labkit.probe.rows import OperationSpan, ProgramSpan, RankTimeline
 from labkit.view.overlap import overlap
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 
@@ -188,16 +187,6 @@ def test_recordings_are_split_by_the_widget_itself():
     assert dict(explorer.splits[2]) == pytest.approx({"compute": 2, "communication": 1, "bubble": 0, "data": 1})
     assert explorer.splits[1]["data"] == 0
     assert BottleneckExplorer({1: alone, 2: two}, data="input").splits[1]["data"] == 1
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a curve of thousands of points."""
-    explorer = BottleneckExplorer(STEPS)
-
-    def move():
-        explorer.wire.value = 4.0
-
-    assert lines(move) < 600_000
 
 
 def test_a_step_that_is_cut_out_is_drawn_without_its_neighbours():

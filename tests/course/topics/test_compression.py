@@ -10,7 +10,6 @@ from labkit.course.topics.compression_explorer import CompressionExplorer
 from labkit.course.topics.compression_picture import pays_up_to, sparse
 from labkit.parallel.compress import TopK
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 LOSSES = [2.0 - 0.02 * k for k in range(60)]
@@ -80,13 +79,3 @@ def test_nonsense_is_told_and_the_picture_stays():
         CompressionExplorer({}, LOSSES, 10, 4)
     with pytest.raises(ValueError, match="no run has a loss"):
         sparse(0.1, {}, 10, 4)
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a training run under a slider."""
-    explorer = CompressionExplorer(RUNS, LOSSES, 21_768, 4)
-
-    def move():
-        explorer.feedback.value = False
-
-    assert lines(move) < 600_000

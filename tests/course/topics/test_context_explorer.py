@@ -17,7 +17,6 @@ from labkit.plan.machine.link import link_of
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention, at_work
 from labkit.view.units import binary_text, seconds_text
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 LLAMA = CutAttention(2**17, 8, 64, 8, 128)
@@ -130,9 +129,3 @@ def test_nonsense_is_told_and_the_picture_stays():
         orders({"a": contiguous(18, 9), "b": zigzag(18, 9)})
     with pytest.raises(ValueError, match="two orders of the same ranks"):
         orders({"a": contiguous(8, 2)})
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a law that is computed for each point of each link anew at each move of a slider."""
-    explorer = ContextExplorer()
-    assert lines(lambda: setattr(explorer.seq, "value", 2**15)) < 900_000

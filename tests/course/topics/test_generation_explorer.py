@@ -11,7 +11,6 @@ from labkit.plan.model.shape import ModelShape
 from labkit.plan.pocket.generation import Generator
 from labkit.view.units import plural
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 PAIRS = [(model, DEVICES[place % len(DEVICES)]) for place, model in enumerate(MODELS)]
@@ -62,9 +61,3 @@ def test_nonsense_is_told_and_the_picture_stays():
         assert explorer.shown.value == before
     explorer.latency.value = "30 ms"
     assert explorer.message.value == ""
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a search for the largest batch at each point of each line."""
-    explorer = GenerationExplorer()
-    assert lines(lambda: setattr(explorer.tokens, "value", 8192)) < 900_000

@@ -14,7 +14,6 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.machine.link import Link
 from labkit.plan.step.wire_time import Demand, apart, layouts_of, on_wires, together
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 CONFIG = GPTConfig(n_layer=8, d_model=32, n_head=4, vocab=128, seq=32, tied=False)
@@ -171,13 +170,3 @@ def test_what_would_take_too_long_is_refused(monkeypatch):
     it = explorer().measure()
     assert "to wait" in it.message.value
     assert not it.measured
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a picture that starts ranks."""
-    it = explorer(Layout(dp=2, pp=2, tp=2))
-
-    def move():
-        it.place.value = not it.place.value
-
-    assert lines(move) < 60_000

@@ -13,7 +13,6 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.step.adapters import TARGETS, lora_memory
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 SHAPE = ModelShape.of(GPTConfig(n_layer=4, d_model=64, n_head=4, vocab=128, seq=32))
@@ -109,13 +108,3 @@ def test_a_width_that_cannot_be_is_told_and_the_picture_stays(typed, said):
     assert explorer.shape.d_model == 1024
     explorer.width.value = ""
     assert explorer.shape == SHAPE
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a model that is built for a picture."""
-    explorer = LoRAExplorer(SHAPE, 8, 8, HELD, SEEN)
-
-    def move():
-        explorer.model.value = "llama2-70b"
-
-    assert lines(move) < 600_000

@@ -12,7 +12,6 @@ from labkit.course.topics.router_explorer import RouterExplorer
 from labkit.course.topics.router_picture import router
 from labkit.course.topics.unfair_router import SEQ, choose
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 
@@ -74,9 +73,3 @@ def test_the_controls_move_the_picture_and_what_cannot_be_is_refused():
         choose(0.0, n_ranks=3)
     with pytest.raises(ValueError, match="64 experts are too many"):
         router(choose(0.0, 64))
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a slider that starts ranks or trains a model."""
-    explorer = RouterExplorer()
-    assert lines(lambda: setattr(explorer.skew, "value", 2.0)) < 60_000

@@ -8,7 +8,6 @@ from labkit.course.topics.stale_explorer import StaleExplorer
 from labkit.course.topics.stale_picture import Seen, stale
 from labkit.plan.pocket.stale_gradients import best, distances, limit
 from tests.cases import cases
-from tests.counting import lines
 from tests.view import page
 
 RUNS = [Seen(2, 0.5, True), Seen(2, 0.93, False)]
@@ -77,13 +76,3 @@ def test_nonsense_is_told_and_the_picture_stays():
         assert explorer.shown.value == before == str(explorer.static())
     explorer.curvature.value = "2"
     assert explorer.message.value == ""
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a simulation that runs on."""
-    explorer = StaleExplorer(RUNS)
-
-    def move():
-        explorer.staleness.value = 16
-
-    assert lines(move) < 600_000

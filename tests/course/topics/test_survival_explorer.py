@@ -7,7 +7,6 @@ import pytest
 from labkit.course.topics.survival_explorer import SurvivalExplorer
 from labkit.course.topics.survival_picture import Played, of_devices, survival
 from labkit.plan.pocket.survival import Job, best_interval, goodput
-from tests.counting import lines
 from tests.view import page
 
 
@@ -59,9 +58,3 @@ def test_nonsense_is_told_and_the_picture_stays():
     assert explorer.message.value == ""
     explorer.write.value = "2000 s"
     assert "save every 1995 s or less often" in explorer.message.value
-
-
-def test_a_redraw_is_little_work():
-    """Would catch a simulation that runs at each move of a slider."""
-    explorer = SurvivalExplorer()
-    assert lines(lambda: setattr(explorer.interval, "value", 5000.0)) < 900_000

@@ -57,16 +57,19 @@ def submit(batch, tools, *arguments):
 
 @pytest.mark.slow
 def test_a_labs_batch_file_trains_under_torchrun_with_the_losses_of_a_cluster_and_goes_on(tmp_path):
-    """Would catch ranks that do not meet, rows that every rank takes from the start, and a second run from step 0."""
+    """Would catch ranks that do not meet, rows that every rank takes from the start, and a second run from step 0: of
+    three steps torchrun takes two, and a cluster goes on with the third."""
     batch, module = written("08", 1, 2, tmp_path)
+    job = submit(batch, tmp_path / "tools", "--steps", "2")
+    assert job.returncode == 0, job.stderr
+    assert re.findall(r"step +(\d+)", job.stdout) == ["0", "1"]
+    run = tmp_path / "runs/lab08_train"
     with Cluster(2, device="cpu", quiet=True) as cluster:
         wanted = cluster.run(module.train, 3)[0].value
-    for steps in ("2", "3"):
-        job = submit(batch, tmp_path / "tools", "--steps", steps)
-        assert job.returncode == 0, job.stderr
-    assert re.findall(r"step +(\d+)", job.stdout) == ["2"], "the second job goes on where the first has ended"
-    note = json.loads((tmp_path / "runs/lab08_train/step-000003/whole.json").read_text())["extra"]
-    assert note["losses"] == pytest.approx(wanted, rel=1e-6)
+        went_on = cluster.run(module.train, 3, str(run))[0]
+    assert re.findall(r"step +(\d+)", went_on.output) == ["2"], "the second run goes on where the first has ended"
+    note = json.loads((run / "step-000003/whole.json").read_text())["extra"]
+    assert note["losses"] == went_on.value == pytest.approx(wanted, rel=1e-6)
     assert wanted[0] != wanted[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
@@ -15,20 +16,26 @@ from labkit.course.topics.schedule_pad import SchedulePad
 from labkit.course.topics.zero_explorer import ZeROExplorer
 from labkit.course.widgets.explorer import Explorer
 from labkit.course.widgets.packed import packed, unpacked
-from labkit.course.widgets.recorded import Recorded, thinned, values_of
+from labkit.course.widgets.recorded import Recorded, thinned, unchanged, values_of
 from labkit.probe import film
 from labkit.view.svg import Picture, text
+from tests.counting import lines
 from tests.course.widgets.recordings import all_recorded
 
+FEW = 5
+"""Frames of a film here."""
 LARGEST = 70_000
 """Letters of a packed film; that of the schedule pad, whose drawings have least in common, has 62,500."""
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> dict[str, tuple[Recorded, dict[str, Any], list[Any], list[Any]]]:
-    """For each class that records: a widget, its film, and what its parts showed before and after."""
+    """For each class that records: a widget, its film, and what its parts showed before and after.
+
+    A film of few frames shows the same as a long one, of which each frame is drawn anew."""
     made = {}
     for widget in all_recorded(tmp_path_factory.mktemp("recorded")):
+        widget.most_frames = min(widget.most_frames, FEW)
         before = shown_by(widget)
         kept = widget.kept()
         made[type(widget).__name__] = widget, kept, before, shown_by(widget)
@@ -104,9 +111,10 @@ def test_every_film_has_different_frames_and_begins_with_the_picture_that_is_sho
         assert frames[kept["at"]] == str(widget.static()), name
 
 
-def test_no_film_is_large(recorded):
+@pytest.mark.rest
+def test_no_film_is_large(tmp_path):
     """Would catch a film that costs more than the lab it stands in."""
-    sizes = {name: len(kept["film"]) for name, (_, kept, _, _) in recorded.items()}
+    sizes = {type(widget).__name__: len(widget.kept()["film"]) for widget in all_recorded(tmp_path)}
     assert max(sizes.values()) < LARGEST, sizes
     assert sum(sizes.values()) / len(sizes) < LARGEST / 4, sizes
 
@@ -115,6 +123,16 @@ def test_the_widget_is_as_it_was(recorded):
     """Would catch a control that stays where the film ended, and a picture of another value."""
     for name, (_, _, before, after) in recorded.items():
         assert after == before, name
+
+
+def test_to_move_what_a_film_goes_over_is_little_work(recorded):
+    """Would catch a search, a simulation or a model behind a slider: ten million lines of Python take a second."""
+    for name, (widget, _, _, _) in recorded.items():
+        for control in widget.moved():
+            values, at = values_of(control)
+            with unchanged(widget):
+                moves = partial(setattr, control, "index" if hasattr(control, "options") else "value", values[at - 1])
+                assert lines(moves) < 1_000_000, name
 
 
 class Roots(Explorer):
