@@ -193,10 +193,10 @@ class StepTime:
 
     def token_flops(self) -> float:
         """Flops of a token, with those of what runs again where all of a block does."""
-        again, known = self.recipe.recompute == "full", self.tables.flops
-        if again not in known:
-            known[again] = self.shape.flops(1, checkpointing=again).total
-        return known[again]
+        whole, known = self.recipe.recompute == "full", self.tables.flops
+        if whole not in known:
+            known[whole] = self.shape.flops(1, checkpointing=whole).total
+        return known[whole]
 
     def layer(self, name: str) -> tuple[PassSeconds, PassSeconds]:
         """One layer, forward and backward: its ops, and what the laws of tp, cp and ep add.
