@@ -43,8 +43,8 @@ class Breakdown:
         """Raises ValueError for two items of one name, items of different units, and a value that is not a number."""
         object.__setattr__(self, "items", tuple(items))
         names = self.keys()
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"a breakdown names each item once; {', '.join(twice)} stands there more than once")
         units = {item.unit for item in self.items}
         if len(units) > 1:

@@ -14,7 +14,7 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.memory import MicroBatchPass, most_bytes, of_passes, peak_bytes, predict_memory
+from labkit.plan.step.memory import MicroBatchPass, highest, most_bytes, of_passes, peak_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.train.config import GPTConfig
 from tests.cases import cases
@@ -150,8 +150,56 @@ def test_no_layer_that_is_left_out_has_the_highest_moment(layout, recipe, strate
         for k in one.layers
     }
     for (place, k), height in heights.items():
-        assert height <= passes[place].most(k)
+        assert height <= passes[place].bounds[k]
     assert of_passes(rank).total == max(heights.values())
+
+
+OTHER_MICRO_BATCHES = [("none", 2), ("none", 8), ("selective", 4), ("full", 1), ("full", 8)]
+
+
+@cases(("layout", "recipe"), WAYS_TO_RUN)
+@cases("strategy", STRATEGIES)
+@cases("device", ["cpu", "cuda"])
+def test_what_ranks_that_are_alike_share_is_what_each_would_work_out_alone(layout, recipe, strategy, device):
+    """Would catch something that depends on the rows of a micro-batch or on what runs again, and is taken from the rank
+    of another recipe all the same: a search would judge a plan by the numbers of another one."""
+    experts = {"n_expert": 4, "top_k": 2} if layout.ep > 1 else {}
+    shape = ModelShape.of(GPTConfig(n_layer=8, d_model=64, n_head=4, vocab=128, seq=16, tied=layout.pp == 1, **experts))
+    recipe = replace(recipe, strategy=strategy, batch_size=64, bucket_bytes=20_000)
+    for number in (0, layout.size - 1):
+        first = Rank(shape, layout, replace(recipe, n_micro=4, recompute="none"), number, device)
+        peak_bytes(first)
+        for again, m in OTHER_MICRO_BATCHES:
+            if recipe.schedule == "interleaved" and m % layout.pp:
+                continue
+            other = replace(recipe, n_micro=m, recompute=again)
+            neighbour = replace(other, strategy="zero1" if strategy == "zero2" else "zero2")
+            assert other.lasting == first.recipe.lasting
+            runs = Rank(shape, layout, neighbour, number, device) if neighbour.running == other.running else None
+            assert (runs is None) == (strategy == "zero3" and other.precision_law.casts)
+            alike = Rank(shape, layout, other, number, device, first, runs)
+            alone = Rank(shape, layout, other, number, device)
+            assert alike == alone
+            assert alike.base() == alone.base()
+            assert alike.bounds() == alone.bounds()
+            assert alike.turns == alone.turns
+            assert most_bytes(alike) == most_bytes(alone)
+            assert highest(alike) == highest(alone)
+
+
+@cases(("layout", "recipe"), WAYS_TO_RUN)
+@cases("strategy", STRATEGIES)
+def test_a_rank_that_needs_more_than_a_room_is_looked_through_to_its_highest_moment(layout, recipe, strategy):
+    """Would catch a search that stops at the first moment that does not fit, and tells too few bytes of it; and one
+    that finds more in a rank with room enough than there is."""
+    experts = {"n_expert": 4, "top_k": 2} if layout.ep > 1 else {}
+    shape = ModelShape.of(GPTConfig(n_layer=8, d_model=64, n_head=4, vocab=128, seq=16, tied=layout.pp == 1, **experts))
+    rank = Rank(shape, layout, replace(recipe, strategy=strategy), 0, "cuda")
+    top, base = highest(rank), sum(rank.base())
+    for short in (1, 0.5, 100, top.total // 2):
+        assert highest(rank, base + top.total - short) == top
+    for spare in (0, 0.5, 100, most_bytes(rank)):
+        assert highest(rank, base + top.total + spare).total <= top.total
 
 
 @cases(("pp", "schedule", "v"), [(8, "1f1b", 1), (4, "interleaved", 2), (4, "gpipe", 1)])

@@ -15,7 +15,7 @@ from labkit.plan.machine.hardware import Hardware, line_of
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.time import mfu, predict_step
+from labkit.plan.step.time import LayoutTables, mfu, predict_step
 from tests.cases import cases
 
 A100, H100, TPU = (Hardware.preset(name) for name in ("a100-80gb", "h100", "tpu-v4"))
@@ -207,6 +207,27 @@ def test_tensor_parallelism_across_nodes_is_slow():
     assert across > inside
     far = H100.changed(node_size=1)
     assert predict_step(shape, Layout(tp=8), recipe, far)["tp"] > 5 * inside
+
+
+OTHER_CHOICES = [
+    {}, {"n_micro": 2}, {"recompute": "selective"}, {"recompute": "full"}, {"sequence_parallel": True},
+    {"schedule": "interleaved", "stages_per_rank": 2}, {"precision": "fp8"}, {"precision": "amp"},
+    {"strategy": "zero3"}, {"strategy": "zero3", "shard_ranks": 2}, {"context": "ulysses"},
+    {"strategy": "zero3", "precision": "fp8", "fp8_gathers": True},
+]  # fmt: skip
+
+
+@cases("layout", [Layout(4, 2, 2), Layout(4, tp=2, cp=2), Layout(4, ep=2, tp=2)])
+def test_steps_that_share_the_tables_of_their_layout_are_what_each_is_alone(layout):
+    """Would catch a choice that changes the seconds of a layer, or what is shared out, and is none of those by which
+    they are looked up."""
+    experts = {"n_expert": 4, "balance": "none"} if layout.ep > 1 else {}
+    shape, tables = ModelShape.gpt(8, 512, 8, 8192, 256, tied=False, **experts), LayoutTables()
+    for choices in OTHER_CHOICES + OTHER_CHOICES[::-1]:
+        if layout.ep == 1 or "shard_ranks" not in choices:
+            recipe = Recipe(**{"batch_size": 32, "n_micro": 4, **choices})
+            shared = predict_step(shape, layout, recipe, H100, simulated=0, tables=tables)
+            assert shared == predict_step(shape, layout, recipe, H100, simulated=0)
 
 
 @settings(max_examples=50)

@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
 from math import gcd
+from types import MappingProxyType
 from typing import Any
 
 from labkit.plan.checks import is_number, is_whole
@@ -49,6 +50,20 @@ SPLIT = tuple(law.name for law in schedules.LAWS.values() if law.splits)
 PRECISIONS = tuple(PRECISION_LAWS)
 OPTIMIZERS = tuple(optimizers.LAWS)
 DECAY_ON = ("all", "linears")
+KNOWN = MappingProxyType(
+    {
+        "strategy": STRATEGIES,
+        "schedule": SCHEDULES,
+        "precision": PRECISIONS,
+        "recompute": RECOMPUTE,
+        "scaling": SCALINGS,
+        "optimizer": OPTIMIZERS,
+        "decay_on": DECAY_ON,
+        "context": CONTEXTS,
+        "gradients": tuple(WAYS),
+    }
+)
+"""The words that fields of a recipe may hold."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +153,7 @@ class Recipe:
                 f"checkpointing={checkpointing} contradicts recompute={self.recompute!r}, since it is the old name of "
                 "recompute='full': give one of the two"
             )
-        choices = {
-            "strategy": STRATEGIES,
-            "schedule": SCHEDULES,
-            "precision": PRECISIONS,
-            "recompute": RECOMPUTE,
-            "scaling": SCALINGS,
-            "optimizer": OPTIMIZERS,
-            "decay_on": DECAY_ON,
-            "context": CONTEXTS,
-            "gradients": tuple(WAYS),
-        }
-        for name, known in choices.items():
+        for name, known in KNOWN.items():
             value = getattr(self, name)
             if value not in known:
                 near = difflib.get_close_matches(f"{value}".lower(), known, 1)
@@ -178,14 +182,28 @@ class Recipe:
         """Why two of these choices exclude each other, and the mend; nothing where all go together."""
         for law in (self.schedule_law, self.steps_by, self.precision_law):
             yield from law.excludes(self)
-        usual = {field.name: field.default for field in fields(self)}
         for other in strategies.LAWS.values():
             for option in other.options:
                 value = getattr(self, option)
-                if other.name != self.strategy and value != usual[option]:
+                if other.name != self.strategy and value != getattr(
+                    type(self), option
+                ):  # that of the class is the default
                     only = f"{option}={value!r} is a choice for strategy={other.name!r}"
                     yield f"{only}, got {self.strategy!r}: leave it out"
         yield from self.strategy_law.excludes(self)
+
+    @property
+    def lasting(self) -> tuple[Any, ...]:
+        """All choices but the number of micro-batches and what runs again in backward: recipes that differ in these
+        alone leave the same on a rank between two steps."""
+        return "lasting", *[value for name, value in vars(self).items() if name not in ("n_micro", "recompute")]
+
+    @property
+    def running(self) -> tuple[Any, ...]:
+        """All choices but the strategy of data parallelism, and whether that gathers weights in the width of products,
+        if this is another one than theirs: recipes whose choices are equal in this run a micro-batch alike."""
+        rest = [value for name, value in vars(self).items() if name not in ("strategy", "shard_ranks", "fp8_gathers")]
+        return "running", self.precision_law.casts and self.strategy_law.computes_gathered, *rest
 
     @property
     def strategy_law(self) -> Strategy:

@@ -90,7 +90,7 @@ def fullest_places(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[in
     the most micro-batches in flight; of the last, with the logits; and between them, of those with as many blocks and a
     full pipeline or not, the first and the last."""
     places = _fullest_places(shape, recipe.schedule, layout.pp, recipe.n_micro, recipe.stages_per_rank)
-    return [layout.rank(pp=place) for place in places]
+    return [place * layout.cp * layout.tp for place in places]
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +116,7 @@ def lighter_ranks(shape: ModelShape, layout: Layout, recipe: Recipe) -> list[int
     if shape.n_expert or recipe.splits or recipe.steps_by.by_matrix is not None:
         return []
     places = _lighter_places(shape, recipe.schedule, layout.pp, recipe.n_micro, recipe.stages_per_rank)
-    return [layout.rank(pp=place) for place in places]
+    return [place * layout.cp * layout.tp for place in places]
 
 
 @lru_cache(maxsize=1024)

@@ -43,31 +43,54 @@ class Turn(NamedTuple):
     onward: int
     back: int
 
+    @property
+    def forward(self) -> bool:
+        """True for a forward."""
+        return self.kind == "F"
+
+    @property
+    def of_strategies(self) -> Turn:
+        """This turn as strategies see it: equal for turns in which they hold the same. Messages are none of theirs, and
+        of micro-batches in flight they ask whether there is one, or another one beside that at work."""
+        held = tuple([min(2, count) for count in self.held])
+        return Turn(self.kind, self.stage, held, (), self.done, self.finished, self.last, self.then, 0, 0)
+
     def weigh(self, sizes: Sequence[tuple[int, int]], message: int) -> int:
         """Bytes of all this, where `sizes` has those of a held micro-batch of each stage and of what a waiting one
         holds more."""
-        rows = zip(self.held, self.waiting, sizes, strict=True)
-        return (self.onward + self.back) * message + sum(
-            held * size + wait * extra for held, wait, (size, extra) in rows
-        )
+        n_bytes = (self.onward + self.back) * message
+        for held, wait, (size, extra) in zip(self.held, self.waiting, sizes, strict=True):
+            n_bytes += held * size + wait * extra
+        return n_bytes
+
+
+def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]:
+    """The different moments in the program of the rank at `place`."""
+    return _turns(schedule, p, m if LAWS[schedule].unanswered else min(m, max(LEAST, ROUNDS * p)), v, place)
 
 
 @lru_cache(maxsize=1024)
-def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]:
-    """The different moments in the program of the rank at `place`."""
+def _turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]:
     law = LAWS[schedule]
-    m = m if law.unanswered else min(m, max(LEAST, ROUNDS * p))
-    programs, at = _programs(schedule, p, m, v)
+    programs = _programs(schedule, p, m, v)
+    at: dict[int, dict[Action, int]] = {}  # of each rank that it talks with, the position of each action
     stages = list(law.stages_on(place, p, v))
     coming = {stage: [action.kind for action in programs.programs[place] if action.stage == stage] for stage in stages}
     held, waiting, done = [0] * len(stages), [0] * len(stages), [0] * len(stages)
     sent = list[tuple[int, int, str]]()  # to which rank, needed at which position of its program, by what
     seen: dict[Turn, None] = {}
+
+    def position(action: Action, home: int) -> int:
+        if home not in at:
+            at[home] = {action: k for k, action in enumerate(programs.programs[home])}
+        return at[home][action]
+
     for action in programs.programs[place]:
         kind, stage, micro = action
-        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage):
+        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage and sent):
             home = programs.rank_of(maker.stage, micro)
-            sent = [message for message in sent if message[0] != home or message[1] > at[maker]]
+            made = position(maker, home)
+            sent = [message for message in sent if message[0] != home or message[1] > made]
         k, goes = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
         ends_here = kind == ("W" if law.splits else "B")
         del coming[stage][0]
@@ -84,15 +107,14 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
         held[k] -= ends_here
         done[k] += ends_here
         if 0 <= goes < programs.n_stages and (home := programs.rank_of(goes, micro)) != place:
-            sent.append((home, at[Action(kind, goes, micro)], kind))
+            sent.append((home, position(Action(kind, goes, micro), home), kind))
     return tuple(seen)
 
 
 @lru_cache(maxsize=64)
-def _programs(schedule: str, p: int, m: int, v: int) -> tuple[Schedule, dict[Action, int]]:
-    """The programs of all ranks, and the position of each action in its rank's."""
-    programs = LAWS[schedule].make(p, m, v)
-    return programs, {action: k for program in programs.programs for k, action in enumerate(program)}
+def _programs(schedule: str, p: int, m: int, v: int) -> Schedule:
+    """The programs of all ranks."""
+    return LAWS[schedule].make(p, m, v)
 
 
 def fullest(
@@ -107,21 +129,21 @@ def fullest(
 
     done_differs: whether passes leave anything that is not there all the time;   last_differs: whether the last
     backward of a stage holds anything else than those before;   then_differs: whether what comes next does."""
-    kept: list[Turn] = []
-    for turn in sorted(all_turns, key=lambda one: -one.weigh(sizes, message)):
-        if not any(
-            other.kind == turn.kind
-            and other.stage == turn.stage
-            and (not last_differs or other.last == turn.last)
-            and (not then_differs or other.then == turn.then)
-            and (
-                not done_differs
-                or (
-                    all(a >= b for a, b in zip(other.done, turn.done, strict=True))
-                    and all(a <= b for a, b in zip(other.finished, turn.finished, strict=True))
-                )
-            )
-            for other in kept
-        ):
-            kept.append(turn)
-    return kept
+    kept: dict[tuple[str, int, bool, str], list[Turn]] = {}
+    fuller: list[Turn] = []
+    weights = [turn.weigh(sizes, message) for turn in all_turns]
+    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
+        turn = all_turns[place]
+        alike = kept.setdefault(
+            (turn.kind, turn.stage, last_differs and turn.last, turn.then if then_differs else ""), []
+        )
+        if not any(not done_differs or _has_all(other, turn) for other in alike):
+            alike.append(turn)
+            fuller.append(turn)
+    return fuller
+
+
+def _has_all(one: Turn, other: Turn) -> bool:
+    """True if as many passes or more have left their gradients in each stage of the one as of the other turn, and no
+    stage of it has let go of them that has them in the other."""
+    return all(map(int.__ge__, one.done, other.done)) and all(map(int.__le__, one.finished, other.finished))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class ModelShape(Sizes):
         """Parameters of the whole model, a tied weight once."""
         return int(self.parameters.total)
 
-    @property
+    @cached_property
     def n_active(self) -> int:
         """Parameters that one token meets; all of them in a dense model."""
         return int(self.active.total)
@@ -205,7 +206,11 @@ class ModelShape(Sizes):
 
     def flops_per_token(self, seq: int | None = None) -> int:
         """Forward and backward of one token: what MFU divides by."""
-        return int(self.flops(1, seq).total)
+        return self._flops_of_longest if seq is None else int(self.flops(1, seq).total)
+
+    @cached_property
+    def _flops_of_longest(self) -> int:
+        return int(self.flops(1).total)
 
     def mfu(self, tokens_per_s: float, peak_flops: float, seq: int | None = None) -> float:
         """Model flops utilisation, 0 to 1: the share of the peak that went into flops that the model needs.

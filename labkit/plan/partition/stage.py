@@ -24,6 +24,14 @@ from labkit.plan.partition.groups import Grouping, ParamGroup
 
 EXPERTS = "experts."
 """The first part of the names of parameters that are dealt out along ep."""
+EDGE = 3
+"""Blocks at each end of a stage that are looked at one by one."""
+
+
+def edges(count: int) -> list[int]:
+    """Of so many layers those at both ends that are looked at, first to last."""
+    side = EDGE + 2
+    return [*range(min(side, count)), *range(max(side, count - side), count)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +90,24 @@ class StageTable:
         """Bytes of the highest moment of any layer alone, forward and backward."""
         return max(one.forward for one in self.layers), max(one.backward for one in self.layers)
 
+    @cached_property
+    def most_forward(self) -> tuple[int, ...]:
+        """Bytes of activations that no moment of the forward of each layer at the ends (`edges`) exceeds."""
+        held, cached = self.held_before, self.cached_before
+        return tuple(held[k] + cached[k] + self.layers[k].forward for k in edges(len(self.layers)))
+
+    @cached_property
+    def most_backward(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The same of their backward: with gradients that arrive as wide as they are made, and with those that are
+        widened to twice that."""
+        ends = edges(len(self.layers))
+        return tuple(self._most_backward(k, 1) for k in ends), tuple(self._most_backward(k, 2) for k in ends)
+
+    def _most_backward(self, k: int, wide: int) -> int:
+        layer = self.layers[k]
+        works = max(layer.backward, layer.again + layer.result) + (wide - 1 + self.tied) * 2 * layer.fresh
+        return self.held_before[k] + works + self.tied_bytes * wide
+
     def part(self, experts: bool) -> tuple[Params, ...]:
         """The parameters of routed experts alone, or all others."""
         return tuple(
@@ -130,9 +156,14 @@ class ShardedParameters:
     stays: str = ""
 
     @cached_property
+    def numels(self) -> tuple[int, ...]:
+        """Elements of each layer."""
+        return tuple([one.numel for one in self.params])
+
+    @cached_property
     def numel(self) -> int:
         """Elements of all."""
-        return sum(one.numel for one in self.params)
+        return sum(self.numels)
 
     @cached_property
     def tensors(self) -> tuple[tuple[ParamGroup, int], ...]:
@@ -142,7 +173,7 @@ class ShardedParameters:
     @cached_property
     def after(self) -> tuple[int, ...]:
         """Elements of the layers after each layer, which have arrived before its own."""
-        return tuple(accumulate((one.numel for one in reversed(self.params)), initial=0))[-2::-1]
+        return tuple(accumulate(reversed(self.numels), initial=0))[-2::-1]
 
     def done(self, k: int) -> int:
         """Elements of the units after layer k, which backward has left."""
@@ -265,9 +296,6 @@ class RankParameters:
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Elements of the largest layer, and of the largest parameter."""
-        layers = [sum(numels) for groups in self.stages for numels in zip(*map(_numels, groups), strict=True)]
+        rows = [zip(*[group.numels for group in groups], strict=True) for groups in self.stages]
+        layers = [sum(numels) for row in rows for numels in row]
         return max(layers), max(size for group in self.groups for one in group.params for _, size in one.sizes)
-
-
-def _numels(group: ShardedParameters) -> list[int]:
-    return [one.numel for one in group.params]

@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import starmap
 from typing import NamedTuple
 
 from labkit.plan.checks import is_whole
@@ -56,7 +55,8 @@ class Schedule:
     placement: tuple[int | tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "programs", tuple(tuple(starmap(Action, program)) for program in self.programs))
+        programs = tuple(map(_program, self.programs))
+        object.__setattr__(self, "programs", programs)
 
     def rank_of(self, stage: int, micro: int | None = None) -> int:
         """The rank that holds `stage`; of one that has copies, the rank through whose copy `micro` goes.
@@ -175,6 +175,11 @@ def validate(schedule: Schedule) -> Schedule:
 def _listed(actions: Iterable[Action]) -> str:
     named = sorted(map(str, actions))
     return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
+
+
+def _program(actions: Iterable[tuple[str, int, int]]) -> Program:
+    """The actions themselves, unless they are written by hand: a long pipeline has a hundred thousand."""
+    return tuple([action if isinstance(action, Action) else Action(*action) for action in actions])
 
 
 def check_counts(**counts: int) -> None:

@@ -57,7 +57,7 @@ from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
 from labkit.plan.step.memory import Sum, highest, most_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
-from labkit.plan.step.time import peak_of, predict_step
+from labkit.plan.step.time import LayoutTables, peak_of, predict_step
 from labkit.plan.words import nearest, plural
 
 WORDS = 128
@@ -266,6 +266,12 @@ class Search:
     ) -> None:
         self.shape, self.hardware, self.precision, self.wanted = shape, hardware, precision, wanted or Wanted()
         self.room = hardware.memory_bytes.value * (1 - headroom)
+        self._layout: Layout | None = None
+        self._recipe: Recipe | None = None
+        self._tables = LayoutTables()
+        self._known: dict[tuple[object, ...], dict[int, Rank]] = {}
+        self._like: dict[int, Rank] = {}
+        self._runs: dict[int, Rank] = {}
 
     def on(self, layout: Layout, batch: int, optimizer: str) -> Iterator[Plan]:
         """All plans on one layout; a single refused one if nothing there can work."""
@@ -395,7 +401,7 @@ class Search:
         needs, reason = self.too_large(layout, recipe)
         if reason:
             return Plan(self.shape, self.hardware, layout, recipe, refused=reason, needs_bytes=needs)
-        step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0)
+        step = predict_step(self.shape, layout, recipe, self.hardware, simulated=0, tables=self._tables)
         speed = base.batch_size * self.shape.seq / step.total
         mfu = self.shape.mfu(speed, layout.size * peak_of(recipe, self.hardware))
         fragile = risks(layout, recipe, self.hardware)
@@ -419,6 +425,24 @@ class Search:
                 settled.append(plan)
         return settled + [plan for *_, plan in sorted(queue, key=lambda entry: entry[:2])]
 
+    def rank(self, layout: Layout, recipe: Recipe, rank: int) -> Rank:
+        """A rank by this recipe, which shares with those of other recipes on this layout what they have in common."""
+        self._come_to(layout, recipe)
+        like, runs = self._like.get(rank), self._runs.get(rank)
+        local = Rank(self.shape, layout, recipe, rank, self.hardware.device, like, runs)
+        self._like.setdefault(rank, local)
+        self._runs.setdefault(rank, local)
+        return local
+
+    def _come_to(self, layout: Layout, recipe: Recipe) -> None:
+        """Find what is known of ranks by recipes like this one; forget what belongs to another layout, since layouts
+        come one after another."""
+        if layout != self._layout:
+            self._layout, self._recipe, self._tables, self._known = layout, None, LayoutTables(), {}
+        if recipe is not self._recipe:
+            self._recipe = recipe
+            self._like, self._runs = (self._known.setdefault(key, {}) for key in (recipe.lasting, recipe.running))
+
     def too_large(self, layout: Layout, recipe: Recipe, room: float | None = None) -> tuple[float, str]:
         """Bytes needed, and why that is too much for `room`, by default what a search plans with; 0 and "" if it fits.
         Only near the limit the highest moment is found."""
@@ -426,12 +450,12 @@ class Search:
         for rank in fullest_ranks(self.shape, layout, recipe):
             if roomy and rank in lighter_ranks(self.shape, layout, recipe):
                 continue  # it holds no more than the first one, which has room for all that it can ever hold
-            local = Rank(self.shape, layout, recipe, rank, self.hardware.device)
+            local = self.rank(layout, recipe, rank)
             needs, most = local.bounds()
             roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
             parts = ""
             if needs <= room < most and most_bytes(local) > room:
-                top = highest(local)
+                top = highest(local, room)
                 needs, prefix, parts = sum(local.base()) + top.total, "", moment_words(local, top)
             if needs > room:
                 held = parts or f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"

@@ -39,41 +39,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import pairs_in_flight
 from labkit.plan.job.turns import Turn
-from labkit.plan.laws.strategy import HeldBytes, Moment
+from labkit.plan.laws.strategy import HeldBytes
 from labkit.plan.model.shape import ModelShape
-from labkit.plan.partition.groups import ParamGroup
 from labkit.plan.partition.layout import Layout
-from labkit.plan.partition.stage import ShardedParameters, StageTable
+from labkit.plan.partition.stage import ShardedParameters, StageTable, edges
+from labkit.plan.step.optimizer_moments import Sum
 from labkit.plan.step.rank import Rank
+from labkit.plan.step.strategy_bytes import StrategyTurn
 from labkit.plan.words import plural
 
-EDGE = 3
-"""Blocks at each end of a stage that are looked at one by one."""
 SOURCES = (
     "arXiv:1910.02054, 5.3", "arXiv:1910.02054, 5.2", "arXiv:1910.02054, 5.1", "arXiv:2205.05198, 4",
     "labkit.plan.laws.strategy",
 )  # fmt: skip
-
-
-class Sum(NamedTuple):
-    """Bytes on top of what is held between steps, by kind, at one moment."""
-
-    when: str
-    weights: int = 0
-    gradients: int = 0
-    activations: int = 0
-    other: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.activations + self.other
 
 
 def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, device: str = "cpu") -> Breakdown:
@@ -94,11 +78,6 @@ def predict_memory(shape: Any, layout: Layout, recipe: Recipe, rank: int = 0, de
     )
 
 
-def plus(one: HeldBytes, other: HeldBytes) -> HeldBytes:
-    """The sum of what two hold."""
-    return HeldBytes(one.weights + other.weights, one.gradients + other.gradients, one.other + other.other)
-
-
 def peak_bytes(rank: Rank) -> int:
     """Bytes at the highest moment."""
     return sum(rank.base()) + highest(rank).total
@@ -108,26 +87,28 @@ def most_bytes(rank: Rank) -> int:
     """Bytes that no moment exceeds: by a bound for each layer, closer than `Rank.bounds` and without a look at the rows
     of a layer. A search asks it where a plan may fit."""
     passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
-    moments = [*(moment for one in passes for moment in one.between_halves()), *of_optimizer(rank)]
-    bounds = [one.most(k) for one in passes for k in one.layers]
+    moments = [*(moment for one in passes for moment in one.between_halves()), *rank.optimizer_moments]
+    bounds = [max(one.bounds.values()) for one in passes]
     return sum(rank.base()) + max(0, *map(_total, moments), *bounds)
 
 
-def highest(rank: Rank) -> Sum:
-    """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first."""
-    return max((of_passes(rank), *of_optimizer(rank)), key=_total)
+def highest(rank: Rank, room: float = 0) -> Sum:
+    """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first.
+
+    A rank that needs no more than `room` bytes is not looked through to the end: then any moment is the answer."""
+    return max((of_passes(rank, room), *rank.optimizer_moments), key=_total)
 
 
-def of_passes(rank: Rank) -> Sum:
+def of_passes(rank: Rank, room: float = 0) -> Sum:
     """The highest moment of forward and backward, in each turn of the rank's program that may be the fullest; or that
-    between steps, if there is none higher."""
-    passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
+    between steps, if there is none higher. `room` as in `highest`."""
+    passes, base = [MicroBatchPass(rank, turn) for turn in rank.turns], sum(rank.base())
     top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=_total)
     layers = [(one, k) for one in passes for k in one.layers]
-    most, first = [one.most(k) for one, k in layers], -1
+    most, first = [one.bounds[k] for one, k in layers], -1
     for place in sorted(range(len(layers)), key=lambda place: -most[place]):
-        if most[place] < top.total:
-            break  # no moment of this layer is the highest, nor of those that are left
+        if most[place] < top.total or base + most[place] <= room:
+            break  # no moment of this layer is the highest, nor of those that are left; or all that are left fit
         one, k = layers[place]
         moment = max(one.moments(k), key=_total)
         if (moment.total, -place) > (top.total, -first):
@@ -167,27 +148,9 @@ class MicroBatchPass:
         return self.turn.back * self.rank.boundary + self.rank.cut_rows
 
     @cached_property
-    def beside(self) -> HeldBytes:
-        """Bytes that the strategies of the other stages of this rank hold."""
-        turn, r, held = self.turn, self.rank.recipe, HeldBytes()
-        for k, groups in enumerate(self.rank.groups):
-            for group in groups if k != turn.stage else ():
-                whole = turn.held[k] > 0 and not r.reshard
-                held = plus(held, r.strategy_law.between(group, r, turn.done[k], turn.finished[k], whole))
-        return held
-
-    def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> HeldBytes:
-        """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
-        experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
-        turn, r = self.turn, self.rank.recipe
-        passes, shared = turn.done[turn.stage], turn.held[turn.stage] > 1
-        held = self.beside
-        for number, group in enumerate(self.groups):
-            leaves = number == leaving
-            at_work = leaves or (leaving is None and (inside or number == 0))
-            moment = Moment(k, arrived[number], passes, turn.last, turn.then, self.onward, leaves, at_work, shared)
-            held = plus(held, r.strategy_law.holds(group, r, moment))
-        return held
+    def strategies(self) -> StrategyTurn:
+        """What the strategies of all stages of this rank hold meanwhile."""
+        return self.rank.strategies.during(self.turn)
 
     def sum(self, when: str, held: HeldBytes, activations: int, other: int, gradients: int = 0) -> Sum:
         """The sum of what strategies hold, of what is alive around this pass, and of these bytes."""
@@ -198,7 +161,7 @@ class MicroBatchPass:
     @cached_property
     def onward(self) -> bool:
         """True for a forward."""
-        return self.turn.kind == "F"
+        return self.turn.forward
 
     @property
     def layers(self) -> Sequence[int]:
@@ -210,15 +173,14 @@ class MicroBatchPass:
         """The moments of layer k that may be the highest."""
         return self.forward(k) if self.onward else self.backward(k)
 
-    def most(self, k: int) -> int:
-        """Bytes that no moment of layer k exceeds: what is held as it begins, and what may be added meanwhile."""
-        layer, held = self.stage.layers[k], self.held(k, self.arrived(k))
-        if self.onward:
-            return self.sum("", held, self.stage.held_before[k] + self.stage.cached_before[k] + layer.forward, 0).total
-        r = self.rank.recipe
-        rises = sum(r.strategy_law.rises(group, r, k) for group in self.groups)
-        works = max(layer.backward, layer.again + layer.result) + (self.wide - 1 + self.stage.tied) * 2 * layer.fresh
-        return self.sum("", held, self.stage.held_before[k] + works, self.stage.tied_bytes * self.wide).total + rises
+    @cached_property
+    def bounds(self) -> dict[int, int]:
+        """Bytes that no moment of each of `layers` exceeds: what is held as the layer begins, and what may be added
+        meanwhile, by its strategies and by itself."""
+        own = self.stage.most_forward if self.onward else self.stage.most_backward[self.wide - 1]
+        around, held = self.others + self.waits, self.strategies.most
+        rows = zip(edges(len(self.stage.layers)), held, own, strict=True)
+        return {k: around + by_strategies + by_layer for k, by_strategies, by_layer in rows}
 
     def arrived(self, k: int) -> list[int]:
         """Elements of each group whose gradients have arrived before layer k is at work."""
@@ -230,7 +192,7 @@ class MicroBatchPass:
         if layer.kind == "loss":  # which runs outside of autocast
             before = self.stage.held_before[k]
         when = "the loss" if layer.kind == "loss" else "forward"
-        yield self.sum(when, self.held(k, self.arrived(k)), before + layer.forward, 0)
+        yield self.sum(when, self.strategies.held(k, self.arrived(k)), before + layer.forward, 0)
 
     def between_halves(self) -> Iterator[Sum]:
         """The moment between the halves of a backward that is cut in two."""
@@ -238,7 +200,7 @@ class MicroBatchPass:
         if kept and not self.onward:
             when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
             both = 2 * self.rank.boundary  # the gradient that came, and the one that goes to the stage before
-            yield self.sum(when, self.held(0, nothing, False), self.stage.held, kept + both)
+            yield self.sum(when, self.strategies.held(0, nothing, False), self.stage.held, kept + both)
 
     def name_of(self, k: int) -> str:
         """`block 4`, by its number in the model, or `the head`."""
@@ -258,14 +220,14 @@ class MicroBatchPass:
         layer, before, zero3 = self.stage.layers[k], self.stage.held_before[k], self.rank.recipe.cuts.weights
         when, wide = f"backward of {self.name_of(k)}", self.wide
         arrived, inside, saved = self.arrived(k), True, before + layer.saved
-        held = self.held(k, arrived)
+        held = self.strategies.held(k, arrived)
         # the tied head's gradient waits for the table's
         waiting = self.stage.tied_bytes * wide if layer.kind not in ("loss", "head") else 0
         if layer.kept is not None:
             yield self.sum(f"{when}, run again", held, before + layer.again, layer.result, waiting)
         for row in reversed(layer.rows):
             if row.part != inside and len(self.groups) > 1:
-                inside, held = row.part, self.held(k, arrived, row.part)
+                inside, held = row.part, self.strategies.held(k, arrived, row.part)
             yield self.sum(when, held, saved, row.backward - row.fresh, waiting + row.fresh)
             saved -= row.saved
             if not row.weights:
@@ -278,52 +240,13 @@ class MicroBatchPass:
             full = self.groups[number].full(arrived[number])
             arrived[number] += row.numel * (not (self.stage.tied and row.name == "logits"))
             if not zero3 and self.groups[number].full(arrived[number]) > full:
-                leaves = self.held(k, arrived, row.part, number)
+                leaves = self.strategies.held(k, arrived, row.part, number)
                 yield self.sum(when, leaves, saved, row.after, waiting)
-            held = self.held(k, arrived, row.part)
+            held = self.strategies.held(k, arrived, row.part)
         for number, group in enumerate(self.groups):
             if zero3 and group.units[k]:
-                leaves = self.held(k, arrived, False, number)
+                leaves = self.strategies.held(k, arrived, False, number)
                 yield self.sum("a unit's gradients leave", leaves, before, layer.result * (k > 0), waiting)
-
-
-def edges(count: int) -> list[int]:
-    """The layers at both ends that are looked at, first to last."""
-    side = EDGE + 2
-    return [*range(min(side, count)), *range(max(side, count - side), count)]
-
-
-def of_optimizer(rank: Rank) -> Iterator[Sum]:
-    """The optimizer's step: gradients, 1/n of them where they are cut, and temporaries.
-
-    For Adam the square root of the variance, and that over its correction, one tensor after another on a CPU. Each
-    stage has an optimizer of its own, and so have experts that are dealt out; they step one after another."""
-    r, law = rank.recipe, rank.recipe.strategy_law
-    groups = [pair for one in rank.groups for pair in enumerate(one)]
-    gradients = sum(group.padded // group.n for _, group in groups) * r.gradient_bytes * r.cuts.state
-    for _, group in groups:
-        if decoded := law.decoding(group, r):
-            yield Sum("the gradients' way", other=rank.cut_rows + decoded)
-    if r.offload and rank.device != "cpu":
-        return
-    for number, group in groups:
-        kinds: dict[ParamGroup, list[int]] = {}
-        for kind, size in law.owned(group):
-            kinds.setdefault(kind, []).append(size * r.state_bytes)
-        step = rank.matrix_step(number, group)
-        scratch = 0 if step is None else step.temporaries(not r.cuts.state)
-        for kind, sizes in kinds.items():
-            if r.steps_by.adam and not kind.by_matrix:
-                one_by_one = max(2 * size + before for size, before in zip(sizes, [0, *sizes], strict=False))
-                scratch = max(scratch, one_by_one if rank.device == "cpu" else sum(sizes))
-        widened, stepped = 0, [size for sizes in kinds.values() for size in sizes]
-        if r.has_masters and not r.fp32_gradients:  # fp32 gradients for the masters
-            widened = sum(stepped) // 2 if r.cuts.state else sum(stepped)  # ZeRO's bf16 ones are freed
-            if r.clip_norm is not None and stepped:  # one after another is squared in fp32
-                yield Sum("the gradients' norm", gradients=gradients, other=rank.cut_rows + max(stepped))
-        yield Sum("the optimizer's step", gradients=gradients + widened, other=rank.cut_rows + scratch)
-        if r.cuts.state:
-            gradients -= widened  # as many bytes of narrow gradients are gone
 
 
 def formulas(rank: Rank) -> dict[str, str]:

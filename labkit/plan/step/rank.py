@@ -6,6 +6,9 @@
     turns        micro-batches that are between their forward and their backward                 job/turns.py
 
 `bounds` says cheaply between which numbers the highest moment lies; labkit.plan.step.memory looks for that moment.
+
+Long because all that is asked of a rank stands in one place, with what it shares with ranks of other recipes.
+
 Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXiv:2104.04473, section 2.2.
 """
 
@@ -13,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import blocks_of, check_plan, dense_of, fullest_places, pairs_in_flight, setting_of
@@ -29,55 +33,102 @@ from labkit.plan.partition.groups import Grouping, ParamGroup
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import MatrixLaw, MatrixStep, matrices_of
 from labkit.plan.partition.stage import EXPERTS, RankParameters, ShardedParameters, StageTable, groups_of, stage_of
+from labkit.plan.step.optimizer_moments import Sum, of_optimizer
+from labkit.plan.step.strategy_bytes import StrategyBytes
+
+T = TypeVar("T")
+
+
+class lasting(cached_property[T]):
+    """A cached property of a rank that depends on neither the rows of a micro-batch nor on what runs again in backward:
+    a rank that is `like` another one takes that one's."""
+
+    link = "like"
+
+    def __get__(self, rank: Any, owner: type[Any] | None = None) -> T:  # type: ignore[override]
+        other = None if rank is None else getattr(rank, self.link)
+        if other is None:
+            return super().__get__(rank, owner)
+        value: T = getattr(other, self.func.__name__)
+        vars(rank)[self.func.__name__] = value
+        return value
+
+
+class running(lasting[T]):
+    """A cached property of a rank that depends on its micro-batches, and not on the strategy of data parallelism: a
+    rank that `runs` as another one takes that one's."""
+
+    link = "runs"
+
+
+class StateBounds(NamedTuple):
+    """Bytes that bound what a rank holds, whatever micro-batches are in flight.
+
+    least    what is there all the time;   comes    what the strategy holds at most besides
+    beside   copies of weights, and a tied head's gradients, during a pass
+    step     what is held at most during the optimizer's step, when no pass goes on"""
+
+    least: int
+    comes: int
+    beside: int
+    step: int
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a layout that trains `shape` by `recipe`, on a `device`. ValueError for what cannot be cut or run."""
+    """One rank of a layout that trains `shape` by `recipe`, on a `device`. ValueError for what cannot be cut or run.
+
+    A search tries many recipes, and what two of them have in common is not worked out again:
+    `like`: the same rank by a recipe that differs in `n_micro` and `recompute` alone (equal `Recipe.lasting`)
+    `runs`: the same rank by one that differs in the strategy of data parallelism alone (equal `Recipe.running`)"""
 
     shape: ModelShape
     layout: Layout
     recipe: Recipe
     rank: int
     device: str
+    like: Rank | None = field(default=None, compare=False, repr=False)
+    runs: Rank | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_plan(self.shape, self.recipe, self.layout)
-        self.layout.coords(self.rank)
+        if self.like is None or self.runs is None:  # each of the two has been checked for its own choices
+            check_plan(self.shape, self.recipe, self.layout)
+        if self.like is None:
+            self.layout.coords(self.rank)
 
-    @cached_property
+    @lasting
     def coords(self) -> dict[str, int]:
         """Its position along each axis."""
         return self.layout.coords(self.rank)
 
-    @cached_property
+    @lasting
     def n(self) -> int:
         """Ranks that share a copy of what is cut."""
         return self.recipe.sharing(self.layout)
 
-    @cached_property
+    @running
     def setting(self) -> Setting:
         """The setting in which its layers run."""
         return setting_of(self.shape, self.layout, self.recipe, self.coords["dp"] % self.layout.ep)
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def blocks(self) -> tuple[int, ...]:
         """Blocks of each stage of the model."""
         return blocks_of(self.shape, self.recipe.n_stages(self.layout.pp))
 
-    @cached_property
+    @lasting
     def numbers(self) -> range:
         """The numbers of its stages."""
         return self.recipe.stages_on(self.coords["pp"], self.layout.pp)
 
-    @cached_property
+    @running
     def stages(self) -> tuple[StageTable, ...]:
         """Its stages."""
         return _stages(self.shape, self.blocks, self.numbers, self.setting)
 
-    @cached_property
+    @lasting
     def parameters(self) -> RankParameters:
         """The parameters of its stages."""
         r, s = self.recipe, self.setting
@@ -130,7 +181,12 @@ class Rank:
         return self.layout.both_ends(self.rank) if self.recipe.copies > 1 else self.layout.ranks("data", self.rank)
 
     def base(self) -> tuple[int, int, int, int, int]:
-        """Bytes by kind between two steps: parameters, gradients, optimizer, activations, other.
+        """Bytes by kind between two steps: parameters, gradients, optimizer, activations, other."""
+        return self.between_steps
+
+    @lasting
+    def between_steps(self) -> tuple[int, int, int, int, int]:
+        """The same, worked out once.
 
         weights      N w,  with zero3 N/n w         gradients   with ddp N g, else 0
         state        (tensors of the optimizer + masters) x 4 a number stepped on, and Adam's count of steps
@@ -142,9 +198,10 @@ class Rank:
         padded = self.parameters.padded if r.cuts.state else self.numel
         weights = (stepped if r.cuts.weights else padded) * r.weight_bytes
         gradients = 0 if r.cuts.state else self.numel * r.gradient_bytes
-        law, state = r.steps_by, sum(step.kept for step in self.matrix_steps())
-        for kind, size in owned:
-            state += law.beside_bytes(size, r.state_bytes, kind.by_matrix) + 4 * (law.adam and not kind.by_matrix)
+        law, state, wide = r.steps_by, sum(step.kept for step in self.matrix_steps()), r.state_bytes
+        for (kind, size), count in Counter(owned).items():  # blocks are alike, and so are their parameters
+            one = law.beside_bytes(size, wide, kind.by_matrix) + 4 * (law.adam and not kind.by_matrix)
+            state += count * one
         masters, histories = stepped * r.state_bytes, self.remembered()
         if of_linear := HISTORY_BYTES.get(r.units):
             histories += of_linear * sum(self.linears(*pair) for stage in self.stages for pair in stage.weights)
@@ -184,14 +241,14 @@ class Rank:
         last_differs = not law.every_pass_sends and (cuts or WAYS[r.gradients].coding_bytes > 0)
         return fullest(program, self.sizes, self.boundary, cuts, last_differs, law.cuts.weights)
 
-    @cached_property
+    @running
     def kept(self) -> tuple[int, ...]:
         """Bytes that B keeps of a micro-batch for W, in each stage; zeros where backward is not cut in two."""
         if not self.recipe.splits:
             return (0,) * len(self.stages)
         return tuple(map(self.kept_for_weights, self.stages, self.numbers))
 
-    @cached_property
+    @running
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Of each stage the bytes of a micro-batch in flight, and what one that waits for W holds more: B frees the
         loss's."""
@@ -226,22 +283,30 @@ class Rank:
 
     def in_flight_bytes(self) -> int:
         """Activations of all micro-batches in flight, and what those between B and W have kept for W."""
-        r, place = self.recipe, self.coords["pp"]
-        if r.schedule_law.held is not None:
-            rows = zip(pairs_in_flight(r, self.layout, place), self.sizes, strict=True)
-            waiting = min(place, r.n_micro - 1) * r.splits
-            return sum(held * n_bytes + waiting * wait for held, (n_bytes, wait) in rows) + max(self.kept)
+        return self.turns_in_flight if self.recipe.schedule_law.held is None else self.held_in_flight
+
+    @cached_property
+    def turns_in_flight(self) -> int:
+        """Those of the fullest turn of its program, whose place in it depends on the strategy, too."""
         return max(turn.weigh(self.sizes, 0) + self.kept[turn.stage] * (turn.kind == "B") for turn in self.turns)
+
+    @running
+    def held_in_flight(self) -> int:
+        """Those by the law of its schedule."""
+        r, place = self.recipe, self.coords["pp"]
+        rows = zip(pairs_in_flight(r, self.layout, place), self.sizes, strict=True)
+        waiting = min(place, r.n_micro - 1) * r.splits
+        return sum(held * n_bytes + waiting * wait for held, (n_bytes, wait) in rows) + max(self.kept)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @running
     def boundary(self) -> int:
         """Bytes of one micro-batch's activation between two stages."""
         rows = self.setting.rows * self.setting.seq // (self.layout.tp if self.setting.in_sequence else 1)
         return rows * self.shape.d_model * self.recipe.gathered_bytes
 
-    @cached_property
+    @lasting
     def cut_rows(self) -> int:
         """Bytes of this rank's tokens and targets of a step, which are taken out of the batch where cp cuts rows."""
         return 2 * 8 * (self.recipe.batch_size // self.layout.dp) * self.setting.seq * (self.layout.cp > 1)
@@ -251,6 +316,27 @@ class Rank:
     def bounds(self) -> tuple[int, int]:
         """Bytes between which the highest moment lies, without a look at the moments: a search asks thousands of
         plans."""
+        state, in_flight = self.state_bounds, self.in_flight_bytes()
+        least, passes = state.least + in_flight, self.pass_bound + state.beside
+        # no pass goes on while it steps
+        return least, least + state.comes + max(passes, state.step - in_flight) + self.cut_rows
+
+    @running
+    def pass_bound(self) -> int:
+        """Bytes that no pass of a micro-batch holds more of, besides those in flight: its layers', and messages."""
+        schedule = self.recipe.schedule_law
+        forward, backward = map(max, zip(*(stage.highest for stage in self.stages), strict=True))
+        if self.layout.pp > 1:
+            ways = 4 if schedule.held is None else 2 * schedule.messages
+            ways += self.recipe.n_micro * schedule.unanswered + 2 * schedule.splits
+            backward += ways * self.boundary
+            # nothing has come back yet while a pipeline fills: each micro-batch in flight has left a message behind
+            forward += sum(pairs_in_flight(self.recipe, self.layout, self.coords["pp"])) * self.boundary
+        return max(forward, backward)
+
+    @lasting
+    def state_bounds(self) -> StateBounds:
+        """Those of them that hold for all micro-batches."""
         r, n, w, numel = self.recipe, self.n, self.recipe.weight_bytes, self.numel
         law, states = r.steps_by.by_matrix, r.steps_by.beside(True)
         steps = self.matrix_steps() if law and law.keeps else []
@@ -262,25 +348,25 @@ class Rank:
         state += sum(step.kept for step in steps)
         least = (shard if r.cuts.weights else numel * w) + state
         least += 0 if r.cuts.state else numel * r.gradient_bytes  # those that nothing cuts are always there
-        in_flight = self.in_flight_bytes()
-        least += in_flight + self.remembered()
         unit, param = self.parameters.largest
         amounts = Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), r.gathered_bytes)
-        comes = r.strategy_law.most(amounts, r)
         copies = 2 * numel if self.setting.way == "autocast" else 0
         tied = 3 * self.shape.vocab * self.shape.d_model * w * any(stage.tied for stage in self.stages)
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n
         if law:  # what AdamW keeps more of the rest; pieces, whole matrices and products of them
             step += ((r.steps_by.elementwise - states) * owned + 8 * param * self.layout.tp) * r.state_bytes
             step += max((step.temporaries(not r.cuts.state) for step in steps), default=0)
-        forward, backward = map(max, zip(*(stage.highest for stage in self.stages), strict=True))
-        if self.layout.pp > 1:
-            ways = 4 if r.schedule_law.held is None else 2 * r.schedule_law.messages
-            backward += (ways + r.n_micro * r.schedule_law.unanswered + 2 * r.splits) * self.boundary
-            # nothing has come back yet while a pipeline fills: each micro-batch in flight has left a message behind
-            forward += sum(pairs_in_flight(r, self.layout, self.coords["pp"])) * self.boundary
-        passes = max(forward, backward) + copies + tied
-        return least, least + comes + max(passes, step - in_flight) + self.cut_rows  # no pass goes on while it steps
+        return StateBounds(least + self.remembered(), r.strategy_law.most(amounts, r), copies + tied, step)
+
+    @lasting
+    def optimizer_moments(self) -> tuple[Sum, ...]:
+        """The moments of its optimizer's step that may be the highest."""
+        return tuple(of_optimizer(self.recipe, self.groups, self.device, self.cut_rows, self.matrix_step))
+
+    @lasting
+    def strategies(self) -> StrategyBytes:
+        """What its strategies hold besides what is there between two steps."""
+        return StrategyBytes(self.recipe, self.groups)
 
 
 @lru_cache(maxsize=4096)

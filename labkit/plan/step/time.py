@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.job.recipe import Recipe
@@ -61,6 +61,28 @@ SIMULATED = 6_000
 """Actions of a schedule that are simulated one by one; longer ones follow the law."""
 
 
+class StepPasses(NamedTuple):
+    """Forwards and backwards of all stages and of the busiest rank; what they spend; how long the pipeline lasts."""
+
+    stages: list[tuple[PassSeconds, PassSeconds]]
+    busiest: list[tuple[PassSeconds, PassSeconds]]
+    spent: PassSeconds
+    lasts: pipeline.Lasts
+
+
+class LayoutTables:
+    """What steps on one layout have in common, so that a search, which asks for hundreds of them, works it out once:
+    seconds of layers by their setting, parameters that are shared out by their strategy, and flops of a token.
+
+    For one model, machine and `imbalance`."""
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[object, ...], dict[str, tuple[PassSeconds, PassSeconds]]] = {}
+        self.states: dict[tuple[object, ...], list[ReducedParameters]] = {}
+        self.passes: dict[tuple[object, ...], StepPasses] = {}
+        self.flops: dict[bool, float] = {}
+
+
 def predict_step(
     shape: Any,
     layout: Layout,
@@ -68,13 +90,14 @@ def predict_step(
     hardware: Hardware,
     simulated: int = SIMULATED,
     imbalance: float = 1.0,
+    tables: LayoutTables | None = None,
 ) -> Breakdown:
     """Seconds of one step on the slowest rank: compute, host, tp, pp, dp, overlap (below zero), bubble, optimizer; cp
     where rows are cut; and ep for a model with experts, with the `imbalance` of their load, slowest over mean.
 
     `shape` is a ModelShape or a GPTConfig. Schedules of more than `simulated` actions follow their law. ValueError for
-    what cannot be cut or run, and for an imbalance below 1."""
-    return StepTime(ModelShape.of(shape), layout, recipe, hardware, simulated, imbalance).breakdown()
+    what cannot be cut or run, and for an imbalance below 1. `tables` of a search: what is known of this layout."""
+    return StepTime(ModelShape.of(shape), layout, recipe, hardware, simulated, imbalance, tables=tables).breakdown()
 
 
 def mfu(shape: Any, layout: Layout, recipe: Recipe, hardware: Hardware) -> float:
@@ -108,8 +131,10 @@ class StepTime:
         simulated: int = SIMULATED,
         imbalance: float = 1.0,
         links: Mapping[str, Hardware] | None = None,
+        tables: LayoutTables | None = None,
     ) -> None:
-        """`links`: the hardware as some axes see it, tp say, where these have links of their own."""
+        """`links`: the hardware as some axes see it, tp say, where these have links of their own; `tables`: what other
+        steps on this layout have worked out."""
         check_plan(shape, recipe, layout)
         if not 1 <= imbalance < float("inf"):
             raise ValueError(f"imbalance is the slowest expert's load over the mean, 1 or more; got {imbalance}")
@@ -122,17 +147,22 @@ class StepTime:
         self.shape, self.layout, self.recipe, self.hardware, self.simulated = shape, layout, recipe, hardware, simulated
         setting = setting_of(shape, layout, recipe)
         self.timing = Timing(shape, layout, recipe, setting, recipe.products, hardware, imbalance, links or {})
+        self.tables = tables or LayoutTables()
         self.states = self.shared_states()
         self.params = sum(state.params for state in self.states)
-        self.layers = {name: self.layer(name) for name in LAYERS if name != "dense" or shape.n_expert}
-        kinds = stages_by_kind(shape, recipe.n_stages(layout.pp))
-        known = {kind: self.stage(*kind) for kind in dict.fromkeys(kinds)}  # most stages are alike
-        self.stages = [known[kind] for kind in kinds]
-        ranks = ranks_by_kind(shape, recipe.schedule, layout.pp, recipe.stages_per_rank)
-        self.busiest = max(([self.stages[index] for index in own] for own in ranks), key=seconds_of_all)
+        self.layers = self.all_layers()
+        self.passes = self.all_passes()
+        self.stages, self.busiest = self.passes.stages, self.passes.busiest
 
     def shared_states(self) -> list[ReducedParameters]:
         """What the fullest rank has: all parameters, or with ep those of its experts and the rest."""
+        recipe, known = self.recipe, self.tables.states
+        place = recipe.strategy, recipe.shard_ranks, recipe.schedule, recipe.stages_per_rank, recipe.fp8_gathers
+        if place not in known:
+            known[place] = self._shared_states()
+        return known[place]
+
+    def _shared_states(self) -> list[ReducedParameters]:
         lay, recipe, node = self.layout, self.recipe, self.hardware.node_size
         law, n_data, cut = recipe.strategy_law, recipe.data_ranks(lay), (lay.pp, recipe.stages_per_rank)
         rest = state_params(self.shape, lay.tp, *cut, recipe.schedule)
@@ -153,6 +183,21 @@ class StepTime:
 
     # -- one stage, one micro-batch ----------------------------------------------------------------------------------
 
+    def all_layers(self) -> dict[str, tuple[PassSeconds, PassSeconds]]:
+        """Each kind of layer that the model has."""
+        timing, known = self.timing, self.tables.layers
+        place = timing.setting, timing.products, self.recipe.sequence_parallel
+        if place not in known:
+            known[place] = {name: self.layer(name) for name in LAYERS if name != "dense" or self.shape.n_expert}
+        return known[place]
+
+    def token_flops(self) -> float:
+        """Flops of a token, with those of what runs again where all of a block does."""
+        whole, known = self.recipe.recompute == "full", self.tables.flops
+        if whole not in known:
+            known[whole] = self.shape.flops(1, checkpointing=whole).total
+        return known[whole]
+
     def layer(self, name: str) -> tuple[PassSeconds, PassSeconds]:
         """One layer, forward and backward: its ops, and what the laws of tp, cp and ep add.
 
@@ -168,15 +213,36 @@ class StepTime:
             passes.append(both)
         return passes[0], passes[1]
 
-    def stage(self, blocks: int, dense: int, is_first: bool, is_last: bool) -> tuple[PassSeconds, PassSeconds]:
+    def all_passes(self) -> StepPasses:
+        """All passes of the step. Of the strategy they have the seconds in which gradients are added up, no more."""
+        recipe, timing, known = self.recipe, self.timing, self.tables.passes
+        adding = data_parallel.adding_s(recipe.strategy_law, timing, self.params / recipe.stages_per_rank)
+        runs = recipe.schedule, recipe.stages_per_rank, recipe.n_micro, adding, self.simulated
+        place = timing.setting, timing.products, recipe.sequence_parallel, *runs
+        if place not in known:
+            known[place] = self._passes(adding)
+        return known[place]
+
+    def _passes(self, adding: float) -> StepPasses:
+        shape, recipe, pp = self.shape, self.recipe, self.layout.pp
+        kinds = stages_by_kind(shape, recipe.n_stages(pp))
+        known = {kind: self.stage(*kind, adding) for kind in dict.fromkeys(kinds)}  # most stages are alike
+        stages, spent = [known[kind] for kind in kinds], PassSeconds()
+        ranks = ranks_by_kind(shape, recipe.schedule, pp, recipe.stages_per_rank)
+        busiest = max(([stages[index] for index in own] for own in ranks), key=seconds_of_all)
+        for forward, backward in busiest:
+            spent = spent.plus(forward, recipe.n_turns).plus(backward, recipe.n_turns)
+        own = recipe.n_turns * seconds_of_all(busiest)
+        lasts = pipeline.lasts(self.timing, stages, own, self.weights_share(), self.simulated)
+        return StepPasses(stages, busiest, spent, lasts)
+
+    def stage(
+        self, blocks: int, dense: int, is_first: bool, is_last: bool, adding: float
+    ) -> tuple[PassSeconds, PassSeconds]:
         """Forward and backward of a stage; a checkpointed block is run forward again. `dense` of its blocks have no
-        experts in a model whose others have."""
+        experts in a model whose others have. `adding`: seconds in which gradients are added up."""
         counts = {"block": blocks - dense, "dense": dense, "embedding": int(is_first), "head": int(is_last)}
-        params = self.params / self.recipe.stages_per_rank
-        forward, backward = (
-            PassSeconds(),
-            PassSeconds(data_parallel.adding_s(self.recipe.strategy_law, self.timing, params)),
-        )
+        forward, backward = PassSeconds(), PassSeconds(adding)
         for name, count in ((name, count) for name, count in counts.items() if count):
             ahead, back = self.layers[name]
             forward, backward = forward.plus(ahead, count), backward.plus(back, count)
@@ -216,15 +282,11 @@ class StepTime:
     def breakdown(self) -> Breakdown:
         """The step as named items, in seconds."""
         timing, recipe, p, m = self.timing, self.recipe, self.layout.pp, self.recipe.n_turns
-        spent = PassSeconds()
-        for forward, backward in self.busiest:
-            spent = spent.plus(forward, m).plus(backward, m)
-        own = m * seconds_of_all(self.busiest)
-        seconds = pipeline.lasts(timing, self.stages, own, self.weights_share(), self.simulated)
-        pp, idle = pipeline.waiting_s(timing, seconds)
+        spent = self.passes.spent
+        pp, idle = pipeline.waiting_s(timing, self.passes.lasts)
         dp = data_parallel.waiting_s(recipe.strategy_law, self.states, self.work(), timing)
         hidden = dp.talk - dp.longer + pp.talk - pp.longer + spent.hidden
-        flops = sum(item.value for item in self.shape.flops(1, checkpointing=recipe.recompute == "full").items)
+        flops = self.token_flops()
         batch = f"{plural(timing.setting.rows, 'row')} x {plural(recipe.n_micro, 'micro-batch')}"
         ways = f"time of every op, {flops:,.0f} flops a token, {batch}{experts.load(timing)}"
         host = "Python's seconds an op, where longer than the op's"
