@@ -14,14 +14,14 @@ The table has the order of the stack and the names of the kinds, so that nobody 
 
 from __future__ import annotations
 
-import textwrap
-
 from labkit.plan.breakdown import KINDS, Breakdown
+from labkit.view.panels import Panel, below, beside, paragraph, phrase, rule, space, tile
 from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import apart, binary_text, bytes_text, metric_text
 
 LEFT, BAR, TOP, BOTTOM = 78.0, 80.0, 66.0, 330.0
-NAMES, TABLE, NUMBER, TIMES, SEEN = 256.0, 336.0, 510.0, 594.0, 696.0
+NAMES, TABLE, SWATCH = 256.0, 336.0, 20.0
+"""The left ends of the device's name and of the table, and the room that a kind's colour takes in it."""
 WHEN = "; at the peak: "
 """The words that predict_memory puts between a formula and the moment of the peak."""
 FAR = 8.0
@@ -59,7 +59,7 @@ def anatomy(
     if device and near:
         y = BOTTOM - device[1] * tall
         body += [line(LEFT, y, TABLE - 12, y, "9 4", 2.5, PALETTE[6]), text(NAMES, y - 5, cut(device[0], 10), size=12)]
-    body += _table(predicted, measured, n_params)
+    body.append(_table(predicted, measured, n_params).draw(TABLE, TOP - 20))
     parts = (f"{name}: " + ", ".join(f"{kind} {held[kind]:,.0f} B" for kind in held) for name, held in stacks)
     return Picture("".join(body), BOTTOM + 30, f"{title}; {verdict}; " + "; ".join(parts))
 
@@ -89,42 +89,41 @@ def _stack(name: str, held: Breakdown, x: float, tall: float, room: float) -> li
     return out
 
 
-def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> list[str]:
+def _table(predicted: Breakdown, measured: Breakdown | None, n_params: int) -> Panel:
     """A row for each kind, from the top of the stack: name, bytes, bytes a parameter, measured bytes, formula below."""
-    y = TOP - 6
-    out = [text(NUMBER, y, "predicted", "end", bold=True)]
-    out += [text(TIMES, y, "bytes / N", "end", bold=True)] if n_params else []
-    out += [text(SEEN, y, measured.origin, "end", bold=True)] if measured else []
     laws, seen, when = dict(predicted), dict(measured or {}), ""
+    origin = measured.origin if measured else ""
+    rows = [_cells("", "predicted", "bytes / N" * bool(n_params), origin, bold=True).padded(left=SWATCH)]
     for name in reversed(KINDS):
-        y += 40
-        formula = predicted.item(name).formula if name in laws else ""
-        why, _, at = formula.partition(WHEN)
+        why, _, at = (predicted.item(name).formula if name in laws else "").partition(WHEN)
         when = at or when
-        out.append(box(TABLE, y - 11, 12, 12, KIND_COLOURS[KINDS.index(name)]))
-        out += _formula(why, y + 16)
-        out += _row(name, y, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
-    y += 44
-    out.append(line(TABLE, y - 18, WIDTH - 4, y - 18))
-    out += _row("total", y, predicted.total, measured.total if measured else None, n_params)
-    return [*out, text(TABLE + 20, y + 16, f"the peak is in: {when}", size=12)] if when else out
+        numbers = _numbers(name, laws.get(name, 0.0), seen.get(name, 0.0) if measured else None, n_params)
+        named = beside(tile(12, 12, KIND_COLOURS[KINDS.index(name)]), space(SWATCH - 12, 0), numbers)
+        rows.append(below(named, _formula(why).padded(left=SWATCH)))
+    total = _numbers("total", predicted.total, measured.total if measured else None, n_params)
+    peak = phrase(f"the peak is in: {when}" if when else "", 12)
+    return below(*rows, rule(WIDTH - TABLE - 4), below(total, peak).padded(left=SWATCH), gap=5)
 
 
-def _formula(words: str, y: float) -> list[str]:
+def _formula(words: str) -> Panel:
     """A formula below its kind: in one line, or in two of smaller letters."""
-    if width_of(words, 12) <= WIDTH - TABLE - 24:
-        return [text(TABLE + 20, y, words, size=12)]
-    first, *rest = textwrap.wrap(words, 74)
-    return [text(TABLE + 20, y - 2, first, size=11), text(TABLE + 20, y + 10, cut(" ".join(rest), 76), size=11)]
+    wide = WIDTH - TABLE - 24
+    if width_of(words, 12) <= wide:
+        return phrase(words, 12)
+    return paragraph(words, wide, 11, most=2)
 
 
-def _row(name: str, y: float, law: float, seen: float | None, n_params: int) -> list[str]:
+def _numbers(name: str, law: float, seen: float | None, n_params: int) -> Panel:
     """The first line of a kind's row: its name and numbers."""
-    out = [text(TABLE + 20, y, name, bold=name == "total"), text(NUMBER, y, bytes_text(law), "end")]
-    out += [text(TIMES, y, f"{law / n_params:.3g}", "end")] if n_params else []
-    if seen is not None:
-        out += [text(SEEN, y, bytes_text(seen), "end"), text(SEEN + 8, y, _off(law, seen), size=12)]
-    return out
+    ratio = f"{law / n_params:.3g}" if n_params else ""
+    measured, off = ("", "") if seen is None else (bytes_text(seen), _off(law, seen))
+    return _cells(name, bytes_text(law), ratio, measured, off, bold=name == "total")
+
+
+def _cells(name: str, law: str, ratio: str, seen: str, off: str = "", bold: bool = False) -> Panel:
+    """One line of the table, with its words in their columns."""
+    numbers = (phrase(words, 13, bold, "end", wide) for words, wide in ((law, 72), (ratio, 84), (seen, 102)))
+    return beside(phrase(name, 13, bold, width=82), *numbers, space(8, 0), phrase(off, 12))
 
 
 def _off(law: float, seen: float) -> str:

@@ -12,10 +12,11 @@ It shows a recorded GatherFilm. Only two marks on it come from a law: 1/n of the
 
 from __future__ import annotations
 
-from html import escape
+from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS
 from labkit.probe.gather import AGAIN, BACKWARD, COMING, FORWARD, SHARDED, GatherFilm, StateSpan
+from labkit.view.panels import Column, Panel, below, beside, legend, phrase, sample, table
 from labkit.view.svg import PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text, width_of
 from labkit.view.units import binary_text, bytes_text, seconds_text
 
@@ -28,8 +29,8 @@ COLUMNS, MOST_UNITS = 272, 24
 GATHERING, WEIGHTS, GRADS = PALETTE[1], "#2B8CD6", PALETTE[3]
 WHOLE_IN = ((FORWARD, PALETTE[0], "F", "in forward"), (AGAIN, PALETTE[4], "A", "computed again"),
             (BACKWARD, PALETTE[2], "B", "in backward"))  # fmt: skip
-KEYS = (("g gathering", GATHERING), ("F whole in forward", PALETTE[0]), ("A computed again", PALETTE[4]),
-        ("B whole in backward", PALETTE[2]))  # fmt: skip
+KEYS = MappingProxyType({"g gathering": GATHERING, "F whole in forward": PALETTE[0], "A computed again": PALETTE[4],
+                         "B whole in backward": PALETTE[2]})  # fmt: skip
 
 
 def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", width: float = WIDTH) -> Picture:
@@ -49,7 +50,7 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", wi
     sentence = f"{', '.join(whole) or 'nothing'} whole" + (f", {', '.join(coming)} on the way" if coming else "")
     when = seconds_text(t) if t else "0 s"
     head = f"{title + ': ' if title else ''}moment {moment} of {len(film.changes)}, {when}: {sentence}"
-    body = [headline(f"{title or when}: {sentence}" if narrow else head, 14, width), *_keys(film, narrow)]
+    body = [headline(f"{title or when}: {sentence}" if narrow else head, 14, width), _keys(film, narrow).draw(LEFT, 30)]
     x, y = LEFT + t * scale, TOP
     foot = TOP + LANE * shown
     body += [line(x, TOP - 6, x, foot, width=2), f'<path d="M{x - 6:.1f} {TOP - 12}h12l-6 8z"/>']  # behind the boxes
@@ -68,8 +69,7 @@ def gather_film(film: GatherFilm, moment: int | None = None, title: str = "", wi
         body += [line(at, bottom, at, bottom + 5), text(at, bottom + 19, words, anchor, 12)]
     bottom += 26
     if narrow:
-        for x, word, colour in ((LEFT, "weights held", WEIGHTS), (LEFT + 120, "gradients held", GRADS)):
-            body += [box(x, bottom + 4, 12, 12, colour), text(x + 17, bottom + 15, word, size=12)]
+        body.append(legend({"weights held": WEIGHTS, "gradients held": GRADS}).draw(LEFT, bottom + 2))
         bottom += 22
     times = ", ".join(f"{name} {film.gathers(k)}" for k, name in enumerate(film.names))
     label = f"{head}; weights {held[0]:,} B, gradients {held[1]:,} B; gathered so many times: {times}"
@@ -81,16 +81,12 @@ def _right(width: float) -> float:
     return width - (8 if width < NARROW else WORDS)
 
 
-def _keys(film: GatherFilm, narrow: bool) -> list[str]:
+def _keys(film: GatherFilm, narrow: bool) -> Panel:
     """The legend of the states' colours; on a narrow page only of states that occur."""
+    if not narrow:
+        return beside(legend(KEYS), beside(sample(22), phrase("sharded", 12), gap=6), gap=17)
     seen = {_look(stretch)[0] for lane in film.lanes for stretch in lane if stretch.state != SHARDED}
-    out, x = [], LEFT
-    for word, colour in KEYS:
-        name = word.replace(" whole in", "") if narrow else word
-        if not narrow or colour in seen:
-            out += [box(x, 32, 12, 12, colour), text(x + 17, 43, name, size=12)]
-            x += 32 + 6.6 * len(name)
-    return out if narrow else [*out, line(x, 38, x + 22, 38, width=1), text(x + 28, 43, "sharded", size=12)]
+    return legend({word.replace(" whole in", ""): colour for word, colour in KEYS.items() if colour in seen})
 
 
 def _lane(film: GatherFilm, unit: int, y: float, scale: float, now: StateSpan, width: float) -> list[str]:
@@ -147,15 +143,11 @@ def _bytes(
     out += [line(LEFT, bottom, right, bottom), line(LEFT, top, LEFT, bottom)]
     if width < NARROW:
         return out
-    rows = [("weights", held[0], WEIGHTS), ("gradients", held[1], GRADS), ("all kinds", sum(held), "none")]
-    out.append(text(right + 8, top + 12, "held at the moment", size=12, bold=True))
-    hover = escape(", ".join(f"{kind} {n:,} B" for kind, n in zip(KINDS, held, strict=True)))
-    for k, (word, n_bytes, colour) in enumerate(rows):
-        y = top + 34 + 22 * k
-        out.append(f"<g><title>{hover}</title>")
-        out += [box(right + 8, y - 11, 12, 12, colour), text(right + 26, y, word, size=12)]
-        out += [text(width - 4, y, bytes_text(n_bytes), "end", 12), "</g>"]
-    return out
+    kinds = (("weights", held[0], WEIGHTS), ("gradients", held[1], GRADS), ("all kinds", sum(held), "none"))
+    rows = [(legend({word: colour}), bytes_text(n_bytes)) for word, n_bytes, colour in kinds]
+    hover = ", ".join(f"{kind} {n:,} B" for kind, n in zip(KINDS, held, strict=True))
+    numbers = table((Column(), Column(anchor="end")), rows, 12, lead=5, width=width - 12 - right).told(hover)
+    return [*out, below(phrase("held at the moment", 12, bold=True), numbers, gap=5).draw(right + 8, top)]
 
 
 def _columns(film: GatherFilm) -> list[tuple[int, int]]:

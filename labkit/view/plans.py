@@ -11,18 +11,20 @@ All numbers are the plan's own; nothing is computed here.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from labkit.plan.breakdown import KINDS, Breakdown
 from labkit.plan.search.explain import simplest
 from labkit.plan.search.search import Plan
-from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.panels import Column, Panel, below, beside, legend, over, page, paragraph, phrase, space, table, tile
+from labkit.view.svg import KIND_COLOURS, PALETTE, WIDTH, Picture, cut, line, width_of
 from labkit.view.units import metric_text, seconds_text
 
-LABEL, MEMORY, STEP = 6.0, 206.0, 506.0
-WIDE, TALL, BAR, TOP = 280.0, 38.0, 20.0, 86.0
+NAME, WIDE, BAR, GAP, MODEL = 198.0, 280.0, 20.0, 4.0, 112.0
+"""The widths of a plan's name and of the longest bar of memory, the height of bars, the gap between columns, and in the
+map the width of a model's name."""
+COLUMNS = (Column(width=NAME), Column(width=WIDE + 16), Column(width=290))
 SPENT = ("compute", "host", "tp", "dp and pp", "bubble", "optimizer")
 """The parts of a step's time. "host": the device waits for Python; "dp and pp": the communication of both that is not
 hidden behind compute, and that of ep."""
@@ -86,110 +88,103 @@ def plan_list(listed: Sequence[Plan], pick: int = 0, title: str = "", headroom: 
     scale = WIDE * 0.78 / device
     kept = sum(plan.kept for plan in listed)
     title = title or f"{kept} kept and {len(listed) - kept} refused plans"
-    body = [headline(title), *_legends()]
-    bottom = TOP + TALL * len(listed)
-    caps = [MEMORY + device * share * scale for share in (1.0, 1 - headroom)]
-    for row, plan in enumerate(listed):
-        y = TOP + TALL * row
-        if row == pick:
-            body.append(box(2, y - 4, WIDTH - 4, TALL - 2, "none", "", "opened below", 2))
-        first, second = name_of(plan)
-        body += [text(LABEL, y + 11, cut(first, 30), bold=True), text(LABEL, y + 26, cut(second, 34), size=11)]
-        body += _memory(plan, y, scale, caps) + (_step(plan, y, longest) if plan.kept else _refused(plan, y))
-    for x, dash in zip(caps, ("2 3", "9 4"), strict=True):
-        body.append(line(x, TOP - 8, x, bottom, dash, 2.0, PALETTE[6]))
+    caps = [device * share * scale for share in (1.0, 1 - headroom)]
+    rows = []
+    for number, plan in enumerate(listed):
+        last = _step(plan, longest) if plan.kept else _refused(plan)
+        row = table(COLUMNS, [(_name(plan), _memory(plan, scale, caps), last)], gap=GAP).padded(top=4, bottom=2)
+        rows.append(over(tile(WIDTH - 8, row.height, "none", "", "opened below", 2), row) if number == pick else row)
+    listing = below(*rows)
+
+    def limits(x: float, y: float) -> str:
+        left, bottom = x + NAME + GAP, y + listing.height
+        lines = zip(caps, ("2 3", "9 4"), strict=True)
+        return "".join(line(left + cap, y - 4, left + cap, bottom, dash, 2.0, PALETTE[6]) for cap, dash in lines)
+
     usable = f"{_bytes(device * (1 - headroom))} usable of " * (headroom > 0)
-    body.append(text(MEMORY + device * scale - 4, bottom + 12, f"{usable}{_bytes(device)} a device", "end", 12))
-    opened, tall = _opened(listed[pick], bottom + 40)
+    room = phrase(f"{usable}{_bytes(device)} a device", 12, anchor="end", width=caps[0] - 4)
     plans_told = "; ".join(_told(plan) for plan in listed)
-    return Picture("".join(body + opened), tall, f"{title}: {plans_told}; opened: {', '.join(name_of(listed[pick]))}")
+    return page(
+        title, _legends(), below(over(listing, Panel(WIDTH - 8, 0, limits)), room.padded(left=NAME + GAP)),
+        _opened(listed[pick]), label=f"{title}: {plans_told}; opened: {', '.join(name_of(listed[pick]))}",
+    )  # fmt: skip
 
 
 def _bytes(n_bytes: float) -> str:
     return metric_text(n_bytes, "B")
 
 
-def _memory(plan: Plan, y: float, scale: float, caps: Sequence[float]) -> list[str]:
-    """The memory of the fullest rank as a bar, with its total. A bar too long for the page is cut and has an arrow.
+def _name(plan: Plan) -> Panel:
+    first, second = name_of(plan)
+    return below(phrase(cut(first, 30), bold=True), phrase(cut(second, 34), 11)).padded(left=4)
+
+
+def _memory(plan: Plan, scale: float, caps: Sequence[float]) -> Panel:
+    """The memory of the fullest rank as a bar, with its total. A bar too long for its column is cut and has an arrow.
 
     The total is moved to the left of each line at one of `caps`, the rightmost first, that would cross it."""
     if not plan.kept and not plan.needs_bytes:
-        return []
-    out, x = [], MEMORY
+        return space(0, 0)
+    parts, end = [], 0.0
     for kind, n_bytes in dict(plan.memory).items():
-        wide = min(n_bytes * scale, MEMORY + WIDE - x)
-        if wide > 0.5:
-            out.append(box(x, y, wide, BAR, KIND_COLOURS[KINDS.index(kind)], "", f"{kind}: {n_bytes:,.0f} B"))
-        x += max(0.0, wide)
+        wide = max(0.0, min(n_bytes * scale, WIDE - end))
+        hover = f"{kind}: {n_bytes:,.0f} B"
+        parts.append(tile(wide, BAR, KIND_COLOURS[KINDS.index(kind)], "", hover) if wide > 0.5 else space(wide, 0))
+        end += wide
+    if plan.memory.total * scale > WIDE:  # the bar would go on beyond its column
+        parts.append(phrase("→", 15, bold=True))
     words = _bytes(plan.memory.total)
-    if plan.memory.total * scale > WIDE:  # the bar would go on beyond the page
-        out.append(text(MEMORY + WIDE + 2, y + 15, "→", size=15, bold=True))
-    end = min(x, MEMORY + WIDE)
     for cap in caps:
         end = cap - 4 if end - width_of(words, 11) - 3 < cap < end + 3 else end
-    return [*out, text(end, y + BAR + 10, words, "end", 11)]
+    return below(beside(*parts), phrase(words, 11, anchor="end", width=end))
 
 
-def _step(plan: Plan, y: float, longest: float) -> list[str]:
+def _step(plan: Plan, longest: float) -> Panel:
     assert plan.step is not None
     words = f"{seconds_text(plan.step_s)}, {100 * plan.mfu:.0f}% MFU"
-    full = WIDTH - STEP - 14 - width_of(words, 12)
-    out, x = [], STEP
+    full = COLUMNS[-1].width - 8 - width_of(words, 12)
+    parts = []
     for (name, seconds), fill in zip(spent(plan.step).items(), SPENT_COLOURS, strict=True):
         wide = max(0.0, seconds) / longest * full
-        if wide > 0.5:
-            word = name if wide > width_of(name) + 6 else ""
-            out.append(box(x, y, wide, BAR, fill, word, f"{name}: {seconds_text(seconds)}"))
-        x += wide
-    return [*out, text(x + 6, y + 14, words, size=12)]
+        word = name if wide > width_of(name) + 6 else ""
+        hover = f"{name}: {seconds_text(seconds)}"
+        parts.append(tile(wide, BAR, fill, word, hover) if wide > 0.5 else space(wide, 0))
+    return beside(*parts, space(6, 0), phrase(words, 12)).padded(bottom=15)  # as high up as the bar of memory
 
 
-def _refused(plan: Plan, y: float) -> list[str]:
-    lines = textwrap.wrap(f"refused: {plan.refused}", 46)[:2]
-    if len(" ".join(lines)) < len(plan.refused):
-        lines[-1] = cut(lines[-1] + " ...", 46)
-    return [f"<g><title>refused: {_plain(plan.refused)}</title>"] + [
-        text(STEP, y + 9 + 14 * k, words, size=11) for k, words in enumerate(lines)
-    ] + ["</g>"]  # fmt: skip
+def _refused(plan: Plan) -> Panel:
+    words = f"refused: {plan.refused}"
+    return paragraph(words, COLUMNS[-1].width, 11, most=2).told(words)
 
 
-def _plain(words: str) -> str:
-    return words.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _legends() -> list[str]:
+def _legends() -> Panel:
     """The titles of the columns, and the legends of their colours."""
-    out = [text(LABEL, 42, "plan", size=12, bold=True)]
-    out += [
-        text(LABEL, 57, "layout; then strategy,", size=11),
-        text(LABEL, 71, "micro-batches x rows of each", size=11),
-    ]
-    for x, title, names, fills in (
-        (MEMORY, "memory of the fullest rank", KINDS[:5], KIND_COLOURS),
-        (STEP, "one step: dp and pp in the open", SPENT, SPENT_COLOURS),
+    what = paragraph("layout; then strategy, micro-batches x rows of each", NAME, 11)
+    cells = [below(phrase("plan", 12, bold=True), what).padded(left=4)]
+    for title, names, fills in (
+        ("memory of the fullest rank", KINDS[:5], KIND_COLOURS),
+        ("one step: dp and pp in the open", SPENT, SPENT_COLOURS),
     ):
-        out.append(text(x, 42, title, size=12, bold=True))
-        for k, (name, fill) in enumerate(zip(names, fills, strict=False)):
-            at, y = x + 94 * (k % 3), 50 + 14 * (k // 3)
-            out += [box(at, y, 9, 9, fill), text(at + 13, y + 9, name, size=11)]
-    return out
+        keys = [beside(tile(9, 9, fill), phrase(name, 11), gap=4) for name, fill in zip(names, fills, strict=False)]
+        keys += [space(0, 0)] * (6 - len(keys))
+        grid = table((Column(),) * 3, [keys[:3], keys[3:]], gap=8, lead=0)
+        cells.append(below(phrase(title, 12, bold=True), grid))
+    return table(COLUMNS, [cells], gap=GAP)
 
 
-def _opened(plan: Plan, y: float) -> tuple[list[str], float]:
-    """The opened plan, each number with its formula; and the height at which the picture ends."""
-    out = [text(4, y, cut(f"opened: {', '.join(name_of(plan))}", 96), bold=True)]
-    for words in textwrap.wrap(f"refused: {plan.refused}", 112) if plan.refused else []:
-        y += 17
-        out.append(text(4, y, words, size=12))
+def _opened(plan: Plan) -> Panel:
+    """The opened plan, each number with its formula."""
+    out = [phrase(cut(f"opened: {', '.join(name_of(plan))}", 96), bold=True)]
+    out += [paragraph(f"refused: {plan.refused}", size=12)] if plan.refused else []
     parts: list[Breakdown] = [plan.memory] if plan.kept or plan.needs_bytes else []
     for part in parts + ([plan.step] if plan.step is not None else []):
-        y += 8
+        rows: list[tuple[str | Panel, ...]] = []
         for name, value, formula in [*((i.name, i.value, i.formula) for i in part.items), ("total", part.total, "")]:
-            y += 16
             amount = _bytes(value) if part.unit == "B" else seconds_text(value) if value else "0 s"
-            out += [text(12, y, name, size=12, bold=name == "total"), text(176, y, amount, "end", 12)]
-            out.append(text(190, y, cut(formula, 98), size=11))
-    return out, y + 12
+            rows.append((name, amount, phrase(cut(formula, 98), 11)))
+        columns = (Column(width=90), Column(anchor="end", width=70), Column())
+        out.append(table(columns, rows, 12, gap=10, lead=0, total=True).padded(left=8))
+    return below(*out, gap=6)
 
 
 def _told(plan: Plan) -> str:
@@ -230,32 +225,31 @@ def strategy_map(judged: Mapping[tuple[str, int], Sequence[Plan]], title: str = 
         raise ValueError("a map needs at least one search: {(model, devices): plans(...)}")
     models, counts = list(dict.fromkeys(m for m, _ in judged)), sorted({n for _, n in judged})
     title = title or "the fastest plan, by size of the model and number of devices"
-    wide, tall = (WIDTH - 124) / len(counts), 66.0
-    body, cells = [headline(title)], []
-    for k, (name, fill) in enumerate(zip(IDEAS, FILLS, strict=True)):
-        body += [box(120 + 168 * k, 30, 11, 11, fill), text(120 + 168 * k + 16, 40, name, size=12)]
-    for column, n in enumerate(counts):
-        body.append(text(120 + (column + 0.5) * wide, 62, f"{n:,} device{'s' * (n > 1)}", "middle", 12, True))
-    for row, model in enumerate(models):
-        y = 70 + row * tall
-        body.append(text(4, y + 36, cut(model, 16), size=12, bold=True))
-        for column, n in enumerate(counts):
-            plans_ = judged.get((model, n), ())
-            best, easy = (plans_[0] if plans_ else None), simplest(plans_)
-            x, rooms = 120 + column * wide, (int((wide - 12) / 7), int((wide - 12) / 6.4))  # bold words are wider
-            fits = best is not None and best.kept and easy is not None
-            body.append(box(x, y, wide - 4, tall - 6, FILLS[ideas_of(best)] if fits and best else "none", "", model))
-            lines = ["does not fit" if best else ""]
-            if fits and best and easy:
-                remark = "".join(f", {word}" for word in AGAIN.get(best.recipe.recompute, ()))
-                lines = [in_short(best), f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}{remark}"]
-                lines.append(f"simplest: {in_short(easy)}" if in_short(easy) != in_short(best) else "the simplest, too")
-            ink = ' fill="#111"' if fits else ""
-            body += [f"<g{ink}>"] + [
-                text(x + 6, y + 18 + 17 * k, cut(words, rooms[k > 0]), size=12 if k == 0 else 11, bold=k == 0)
-                for k, words in enumerate(lines)
-            ] + ["</g>"]  # fmt: skip
-            cells.append(f"{model} on {n}: {', '.join(lines)}")
-    y = 70 + len(models) * tall
-    body.append(text(120, y + 8, AGAIN_WORDS, size=11))
-    return Picture("".join(body), y + 18, f"{title}: {'; '.join(cells)}")
+    wide = (WIDTH - MODEL - 8) / len(counts) - GAP
+    heads = (phrase(f"{n:,} device{'s' * (n > 1)}", 12, True, "middle", wide) for n in counts)
+    rows, facts = [beside(space(MODEL, 0), *heads, gap=GAP)], []
+    for model in models:
+        cells = [phrase(cut(model, 16), 12, bold=True, width=MODEL)]
+        for n in counts:
+            cell, lines = _fastest(model, judged.get((model, n), ()), wide)
+            cells.append(cell)
+            facts.append(f"{model} on {n}: {', '.join(lines)}")
+        rows.append(beside(*cells, gap=GAP))
+    rows.append(phrase(AGAIN_WORDS, 11).padded(left=MODEL + GAP))
+    keys = legend(dict(zip(IDEAS, FILLS, strict=True))).padded(left=MODEL + GAP)
+    return page(title, keys, below(*rows, gap=6), label=f"{title}: {'; '.join(facts)}")
+
+
+def _fastest(model: str, plans_: Sequence[Plan], wide: float) -> tuple[Panel, list[str]]:
+    """A box of the map with the fastest of some plans and the simplest that fits; and its words."""
+    best, easy = (plans_[0] if plans_ else None), simplest(plans_)
+    if best is None or easy is None or not best.kept:
+        words = "does not fit" if best else ""
+        return tile(wide, 60, "none", words, model), [words]
+    remark = "".join(f", {word}" for word in AGAIN.get(best.recipe.recompute, ()))
+    lines = [in_short(best), f"{100 * best.mfu:.0f}% MFU, {_bytes(best.memory.total)}{remark}"]
+    lines.append(f"simplest: {in_short(easy)}" if in_short(easy) != in_short(best) else "the simplest, too")
+    rooms = int((wide - 8) / 7), int((wide - 8) / 6.4)  # bold words are wider
+    first, *others = lines
+    words_ = below(phrase(cut(first, rooms[0]), 12, bold=True), *(phrase(cut(line_, rooms[1]), 11) for line_ in others))
+    return over(tile(wide, 60, FILLS[ideas_of(best)], "", model), words_.dark().padded(6, 5)), lines

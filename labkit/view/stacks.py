@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from labkit.view.panels import legend
 from labkit.view.svg import KIND_COLOURS, WIDTH, Picture, box, cut, headline, line, text, width_of
 from labkit.view.units import plain_text
 
@@ -42,10 +43,7 @@ def stacks(
     behind = max(width_of(words(total), bold=True) for total in totals.values()) + 12
     scale = (WIDTH - LEFT - behind) / max(*totals.values(), limit[1] if limit else 0.0)
     colours = dict(zip(names, KIND_COLOURS, strict=False))
-    body, x = [headline(title)], LEFT
-    for name in names:
-        body += [box(x, 34, 12, 12, colours[name]), text(x + 17, 45, name, size=12)]
-        x += 17 + width_of(name, 12) + 14
+    body = [headline(title), legend(colours).draw(LEFT, 32)]
     at = LEFT + limit[1] * scale if limit else 0.0
     for place, (whole, parts) in enumerate(wholes.items()):
         y, x = TOP + STEP * place, LEFT

@@ -19,11 +19,17 @@ from labkit.launch.reply import Reply
 from labkit.plan.machine.link import Link
 from labkit.plan.machine.topology import Links
 from labkit.view.flow import Flow, Ledgers, axes_of
+from labkit.view.panels import Column, Panel, below, beside, over, page, phrase, space, table, tile
 from labkit.view.places import Edge
-from labkit.view.svg import WIDTH, Picture, box, cut, headline, line, shade, text, width_of
+from labkit.view.svg import WIDTH, Picture, cut, line, shade
 from labkit.view.units import bytes_text, metric_text, seconds_text
 
-LEFT, TOP, ROW, HIGH, TOTAL = 70, 52, 34, 28, 92
+LEFT, HIGH, TOTAL, GAP = 62.0, 28.0, 92.0, 4.0
+"""Of the matrix: the width of the ranks' names, the height of a box, the width of the last column, the gap."""
+BY_AXIS = (
+    Column("bytes by axis"), Column("inside nodes", "end"), Column("between", "end"), Column("charged", "end"),
+    Column("crossed", "end"),
+)  # fmt: skip
 MOST_NODES, MOST_RANKS, MOST_KINDS, COLUMNS = 16, 16, 8, 4
 """The most nodes of a map, ranks of a node, and kinds of link that are drawn; and the nodes side by side."""
 
@@ -39,33 +45,28 @@ def topology(replies: Sequence[Reply]) -> Picture:
             if transfer.to in ranks:
                 sent[reply.rank, transfer.to] += transfer.n_bytes
     most = max(sent.values(), default=0) or 1
-    side = min(84.0, (WIDTH - LEFT - TOTAL - 12) / max(1, len(ranks)))
-    last = LEFT + len(ranks) * side + 8
-    body = [text(4, 20, "bytes sent, from row to column", size=14, bold=True)]
-    body += [text(LEFT + k * side + side / 2 - 2, TOP - 8, f"to {b}", "middle") for k, b in enumerate(ranks)]
-    body.append(text(last + TOTAL / 2, TOP - 8, "all sent", "middle", bold=True))
-    titles = []
-    for row, reply in enumerate(replies):
-        a, y = reply.rank, TOP + row * ROW
-        body.append(text(4, y + 19, f"rank {a}", bold=True))
-        for column, b in enumerate(ranks):
-            n_bytes, x = sent[a, b], LEFT + column * side
-            if not n_bytes:
-                body.append(box(x, y, side - 4, HIGH, "none", "·", f"rank {a} sent nothing to rank {b}"))
-                continue
-            title = f"rank {a} sent {n_bytes:,} bytes to rank {b}"
-            body.append(box(x, y, side - 4, HIGH, shade(n_bytes / most), bytes_text(n_bytes), title))
-            titles.append(title)
+    side = min(80.0, (WIDTH - LEFT - TOTAL - 20) / max(1, len(ranks)) - GAP)
+    heads = [phrase(f"to {b}", anchor="middle", width=side) for b in ranks]
+    last = phrase("all sent", bold=True, anchor="middle", width=TOTAL)
+    rows, titles = [beside(space(LEFT, 0), *heads, space(GAP, 0), last, gap=GAP)], []
+    for reply in replies:
+        cells, a = [phrase(f"rank {reply.rank}", bold=True, width=LEFT)], reply.rank
+        for b in ranks:
+            if n_bytes := sent[a, b]:
+                titles.append(f"rank {a} sent {n_bytes:,} bytes to rank {b}")
+                cells.append(tile(side, HIGH, shade(n_bytes / most), bytes_text(n_bytes), titles[-1]))
+            else:
+                cells.append(tile(side, HIGH, "none", "·", f"rank {a} sent nothing to rank {b}"))
         total = reply.ledger.sent_bytes()
-        body.append(box(last, y, TOTAL, HIGH, "none", bytes_text(total), f"rank {a} sent {total:,} bytes in all"))
-    charged = sum(reply.ledger.charged_bytes() for reply in replies)
+        cells += [space(GAP, 0), tile(TOTAL, HIGH, "none", bytes_text(total), f"rank {a} sent {total:,} bytes in all")]
+        rows.append(beside(*cells, gap=GAP))
     label = f"bytes sent between {len(ranks)} ranks: {'; '.join(titles) or 'no messages'}"
-    bottom, wide = TOP + 4.0 + ROW * len(ranks), max(300.0, last + TOTAL + 4)
-    if charged:
+    if charged := sum(reply.ledger.charged_bytes() for reply in replies):
         note = f"{bytes_text(charged)} of all sent charged by a ring's law, not counted"
-        body.append(text(4, bottom + 12, note, size=11))
-        bottom, wide, label = bottom + 20, max(wide, width_of(note, 11) + 12), f"{label}; {note}"
-    return Picture("".join(body), bottom, label, wide)
+        rows.append(phrase(note, 11))
+        label = f"{label}; {note}"
+    wide = max(300.0, *(row.width + 8 for row in rows))
+    return page("bytes sent, from row to column", below(*rows, gap=6), label=label, width=wide, size=14)
 
 
 def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Picture:
@@ -82,66 +83,60 @@ def network(links: Links, ledgers: Ledgers | None = None, title: str = "") -> Pi
     flow = Flow.of(ledgers) if ledgers is not None else None
     n, k = links.n_ranks, len(nodes)
     head = title or f"{n} rank{'s' * (n != 1)} on {k} node{'s' * (k != 1)}"
-    body = [headline(head)]
     most = max((flow.sent(rank) for rank in range(n)), default=0) if flow else 0
     across = min(COLUMNS, k)
     wide = (WIDTH - 8 - 12 * (across - 1)) / across
     per = max(1, int((wide - 16) // (72 if flow else 44)))
     shown = [node[:MOST_RANKS] for node in nodes[:MOST_NODES]]
-    tall = (
-        44 + 40 * max(-(-len(node) // per) for node in shown) + (18 if any(len(x) > MOST_RANKS for x in nodes) else 0)
-    )
-    y, node_facts = 36.0, []
-    for first in range(0, len(shown), across):
-        for column, ranks in enumerate(shown[first : first + across]):
-            number, x = first + column, 4 + column * (wide + 12)
-            body += _node(links, number, ranks, (x, y, wide, tall), per, flow, most)
-            if k > 1:
-                out, into = _crossed(links, flow, nodes[number])
-                body.append(line(x + 24, y + tall, x + 24, y + tall + 36, width=3))
-                for row, caption in enumerate((f"up {bytes_text(out)}", f"down {bytes_text(into)}") if flow else ()):
-                    body.append(text(x + 32, y + tall + 14 + 15 * row, caption, size=12))
-                node_facts.append(f"node {number} sent {out:,} bytes to other nodes and took {into:,}")
-        y += tall + (36 if k > 1 else 10)
+    tall = 48 + 40 * max(-(-len(node) // per) for node in shown) + 18 * any(len(node) > MOST_RANKS for node in nodes)
+    drawn = [
+        over(tile(wide, tall), _node(links, number, ranks, wide, per, flow, most).padded(8, 4))
+        for number, ranks in enumerate(shown)
+    ]
+    caption = f"between nodes: {_numbers(links, True)}" if k > 1 else ""
+    parts, node_facts = [], []
+    for first in range(0, len(drawn), across):
+        rows = [beside(*drawn[first : first + across], gap=12)]
         if k > 1:
-            caption = f"between nodes: {_numbers(links, True)}"
-            body.append(box(4, y, WIDTH - 8, 20, "#b3b3b3", caption, caption))
-            y += 34
+            moved = [_crossed(links, flow, nodes[number]) for number in range(len(drawn))[first : first + across]]
+            rows.append(beside(*(_up_and_down(wide, *pair, flow is not None) for pair in moved), gap=12))
+            rows.append(tile(WIDTH - 8, 20, "#b3b3b3", caption, caption))
+            node_facts += [f"node {number} sent {out:,} bytes to other nodes and took {into:,}"
+                           for number, (out, into) in enumerate(moved, first)]  # fmt: skip
+        parts.append(below(*rows))
     if k > MOST_NODES:
-        body.append(text(4, y + 12, f"the first {MOST_NODES} nodes are drawn; {k - MOST_NODES:,} are not", size=12))
-        y += 20
-    rows, y, words = _wires(links, flow, y + 14)
-    table, y, moved = _by_axis(links, ledgers, y) if ledgers is not None else ([], y, [])
-    label = f"{head}: " + "; ".join([*words, *(node_facts if flow else []), *moved])
-    return Picture("".join([*body, *rows, *table]), y + 10, label)
+        parts.append(phrase(f"the first {MOST_NODES} nodes are drawn; {k - MOST_NODES:,} are not", 12))
+    kinds, facts = _wires(links, flow)
+    by_axis, moved_facts = _by_axis(links, ledgers) if ledgers is not None else (space(0, 0), [])
+    label = f"{head}: " + "; ".join([*facts, *(node_facts if flow else []), *moved_facts])
+    return page(head, *parts, kinds, by_axis, label=label, gap=14)
+
+
+def _up_and_down(width: float, sent: int, took: int, counted: bool) -> Panel:
+    """The wire between a node of this width and the wire below it, with the bytes of both directions."""
+    words = [f"up {bytes_text(sent)}", f"down {bytes_text(took)}"] if counted else []
+    wire = Panel(32.0, 36.0, lambda x, y: line(x + 24, y, x + 24, y + 36, width=3))
+    captions = below(*(phrase(caption, 12) for caption in words))
+    return beside(wire, captions, space(width - wire.width - captions.width, 0))
 
 
 def _node(
-    links: Links,
-    number: int,
-    ranks: Sequence[int],
-    frame: tuple[float, float, float, float],
-    per: int,
-    flow: Flow | None,
-    most: int,
-) -> list[str]:
-    """A node's frame, its links and its ranks; ranks that sent more are of a fuller blue."""
-    (x, y, wide, tall), whole = frame, links.by_node[number]
-    out = [box(x, y, wide, tall), text(x + 8, y + 18, f"node {number}", bold=True)]
-    if len(whole) > 1:
-        out.append(text(x + 8, y + 34, cut(_numbers(links, False), int((wide - 16) / 6.6)), size=11))
-    pitch = (wide - 12) / per
-    for place, rank in enumerate(ranks):
-        a, b = x + 8 + place % per * pitch, y + 42 + place // per * 40
+    links: Links, number: int, ranks: Sequence[int], width: float, per: int, flow: Flow | None, most: int
+) -> Panel:
+    """A node's name, its links and its ranks, `per` in a row; ranks that sent more are of a fuller blue."""
+    whole, side = links.by_node[number], (width - 12) / per - 4
+    inside = cut(_numbers(links, False), int((width - 16) / 6.6)) if len(whole) > 1 else ""
+    cells = []
+    for rank in ranks:
         sent = flow.sent(rank) if flow else 0
         hover = f"rank {rank} on node {number}" + f" sent {sent:,} bytes" * bool(flow)
-        fill = shade(sent / most) if most else shade(0)
-        out.append(box(a, b, pitch - 4, 18 if flow else 30, fill, f"rank {rank}" if pitch > 70 else rank, hover))
-        if flow:
-            out.append(text(a + pitch / 2 - 2, b + 31, bytes_text(sent), "middle", 11))
+        fill, name = shade(sent / most) if most else shade(0), f"rank {rank}" if side > 66 else rank
+        amount = [phrase(bytes_text(sent), 11, anchor="middle", width=side)] if flow else []
+        cells.append(below(tile(side, 18 if flow else 30, fill, name, hover), *amount))
+    rows = [beside(*cells[first : first + per], gap=4) for first in range(0, len(cells), per)]
     if len(whole) > len(ranks):
-        out.append(text(x + 8, y + tall - 6, f"and {len(whole) - len(ranks):,} more ranks", size=12))
-    return out
+        rows.append(phrase(f"and {len(whole) - len(ranks):,} more ranks", 12))
+    return below(phrase(f"node {number}", bold=True), phrase(inside, 11), *rows, gap=5)
 
 
 def _numbers(links: Links, between: bool) -> str:
@@ -164,63 +159,52 @@ def _crossed(links: Links, flow: Flow | None, node: Sequence[int]) -> tuple[int,
     return out, sum(n for (a, b), (n, _) in edges if b in node and links.home[a] != links.home[b])
 
 
-def _wires(links: Links, flow: Flow | None, y: float) -> tuple[list[str], float, list[str]]:
-    """A table of the kinds of link: number of edges, latency, bandwidth, and bytes that crossed or ranks joined.
-
-    Returns (elements, the height below, facts in words)."""
+def _wires(links: Links, flow: Flow | None) -> tuple[Panel, list[str]]:
+    """A table of the kinds of link: number of edges, latency, bandwidth, and bytes that crossed or ranks joined; and
+    the same facts in words."""
     kinds: dict[tuple[bool, Link], list[Edge]] = defaultdict(list)
     for (a, b), link in links.wires:
         kinds[links.home[a] != links.home[b], link].append((a, b))
-    cards = [trunk for trunk in links.trunks if trunk.name.startswith("node")]
-    columns = ((4.0, "links", "start"), (300.0, "edges", "end"), (400.0, "latency", "end"), (520.0, "bandwidth", "end"),
-               (625.0, "bytes" if flow else "", "end"),
-               (WIDTH - 4.0, "busiest edge" if flow else "joins", "end"))  # fmt: skip
-    out = [text(x, y, word, anchor, bold=True) for x, word, anchor in columns if word] if kinds else []
-    out += [line(4, y + 6, WIDTH - 4, y + 6)] if kinds else []
-    facts = []
+    rows, facts = [], []
     for (between, link), edges in [*sorted(kinds.items(), key=lambda kind: (kind[0][0], -len(kind[1])))][:MOST_KINDS]:
-        y += 20
         where = "between nodes" if between else "inside a node" if len(links.by_node) > 1 else "any two"
-        name, moved, last = (
-            f"{where}: {link.name}",
-            "",
-            ", ".join(f"{a}–{b}" for a, b in edges if a < b) * (len(edges) <= 12),
-        )
+        name, speed = f"{where}: {link.name}", metric_text(link.bytes_per_s, "B/s")
+        row = [cut(name, 32), f"{len(edges):,}", _latency(link), speed]
+        facts.append(f"{name}, {row[1]} edges, {row[2]}, {speed}")
         if flow:
             crossed = {edge: flow.edges[edge][0] for edge in edges if edge in flow.edges}
-            moved, last = bytes_text(sum(crossed.values())), "none"
+            moved, busiest = bytes_text(sum(crossed.values())), "none"
             if crossed:
                 a, b = max(crossed, key=crossed.__getitem__)
-                last = f"{a} to {b}: {bytes_text(crossed[a, b])}"
-        speed = metric_text(link.bytes_per_s, "B/s")
-        cells = (cut(name, 32), f"{len(edges):,}", _latency(link), speed, moved, cut(last, 24))
-        out += [text(x, y, cell, anchor) for (x, _, anchor), cell in zip(columns, cells, strict=True) if cell]
-        facts.append(f"{name}, {cells[1]} edges, {cells[2]}, {speed}" + (f", {moved} crossed, {last}" if flow else ""))
-    if len(kinds) > MOST_KINDS:
-        out.append(text(4, y := y + 19, f"and {len(kinds) - MOST_KINDS} more kinds of link", size=12))
+                busiest = f"{a} to {b}: {bytes_text(crossed[a, b])}"
+            facts[-1] += f", {moved} crossed, {busiest}"
+            row += [moved, busiest]
+        else:
+            row.append(", ".join(f"{a}–{b}" for a, b in edges if a < b) * (len(edges) <= 12))
+        rows.append([*row[:-1], cut(row[-1], 24)])
+    names = ("edges", "latency", "bandwidth", *(("bytes", "busiest edge") if flow else ("joins",)))
+    columns = [Column("links"), *(Column(name, "end") for name in names)]
+    cards = [trunk for trunk in links.trunks if trunk.name.startswith("node")]
+    notes = [f"and {len(kinds) - MOST_KINDS} more kinds of link"] if len(kinds) > MOST_KINDS else []
     if cards:
         speed = metric_text(cards[0].bytes_per_s, "B/s")
-        out.append(text(4, y := y + 20, f"the ranks of a node share its card: {speed} up, and as much down", size=12))
-    return out, y + 30 if kinds else y, facts
+        notes.append(f"the ranks of a node share its card: {speed} up, and as much down")
+    drawn = [table(columns, rows, width=WIDTH - 8)] if rows else []
+    return below(*drawn, *(phrase(note, 12) for note in notes), gap=3), facts
 
 
-def _by_axis(links: Links, ledgers: Ledgers, y: float) -> tuple[list[str], float, list[str]]:
-    """A table, axis by axis, of bytes that stayed inside nodes, that crossed between them, and that have no receiver.
-
-    Returns (elements, the height below, facts in words)."""
-    columns = ((4.0, "bytes by axis", "start"), (330.0, "inside nodes", "end"), (450.0, "between", "end"),
-               (590.0, "charged", "end"), (610.0, "crossed", "start"))  # fmt: skip
-    out = [text(x, y, word, anchor, bold=True) for x, word, anchor in columns] + [line(4, y + 6, WIDTH - 4, y + 6)]
-    axes, facts = axes_of(ledgers), []
+def _by_axis(links: Links, ledgers: Ledgers) -> tuple[Panel, list[str]]:
+    """A table, axis by axis, of bytes that stayed inside nodes, that crossed between them, and that have no receiver;
+    and the same facts in words."""
+    axes, rows, facts = axes_of(ledgers), [], []
     for axis in (*axes, None) if len(axes) > 1 else axes:
         flow = Flow.of(ledgers, axis)
         between = sum(n for (a, b), (n, _) in flow.edges.items() if links.home[a] != links.home[b])
         inside = sum(n for n, _ in flow.edges.values()) - between
-        backend, y = sum(flow.unplaced.values()), y + 20
+        backend = sum(flow.unplaced.values())
         share = f"{100 * between / (inside + between):.3g}% of messages" if inside + between else "no messages"
-        cells = (axis or "all", bytes_text(inside), bytes_text(between), bytes_text(backend), share)
-        out += [text(x, y, c, anchor, bold=axis is None) for (x, _, anchor), c in zip(columns, cells, strict=True)]
-        facts.append(f"{cells[0]}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} charged")
-    if not axes:
-        out.append(text(4, y := y + 20, "nothing was sent"))
-    return out, y, facts
+        name = axis or "all"
+        rows.append((name, bytes_text(inside), bytes_text(between), bytes_text(backend), share))
+        facts.append(f"{name}: {inside:,} bytes inside nodes, {between:,} between them, {backend:,} charged")
+    nothing = [] if axes else [phrase("nothing was sent")]
+    return below(table(BY_AXIS, rows, width=WIDTH - 8, total=len(axes) > 1), *nothing, gap=3), facts

@@ -11,17 +11,19 @@ Messages to the rank are in the ledgers of their senders. (Narayanan et al., arX
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.comm.ledger import Transfer
 from labkit.plan.partition.layout import SHORT
 from labkit.view.cube import COLOURS, DASHES
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
+from labkit.view.panels import Column, Panel, below, beside, over, page, phrase, sample, table, tile
+from labkit.view.svg import PALETTE, WIDTH, Picture, box, line, width_of
 from labkit.view.units import bytes_text, plural
 
 LANES = ("tp", "pp", "dp", "dp_shard", "dp_replicate", "world")
-LEFT, RIGHT, TOP, ROW, TALL = 66.0, WIDTH - 8.0, 44.0, 40.0, 26.0
+NAME, LANE, TALL = 62.0, WIDTH - 74.0, 26.0
+"""The widths of an axis' name and of its lane, and the height of a box."""
 GAP = 6
 """A run goes on over up to so many transfers of other axes, but not over a message."""
 
@@ -82,24 +84,26 @@ def trace(ledger: Iterable[Transfer], title: str = "what one rank sends in one s
     lanes = [axis for axis in LANES if any(run.axis == axis for run in parts)]
     lanes += sorted({run.axis for run in parts} - set(LANES))
     head = f"{title}: {plural(count, 'transfer')}" if parts else f"{title}: nothing was sent"
-    body = [headline(head)]
-    unit = (RIGHT - LEFT) / max(1, count)
-    y = TOP
-    for axis in lanes:
-        body += [
-            text(4, y + 18, SHORT.get(axis, axis), bold=True),
-            line(LEFT, y + TALL / 2, RIGHT, y + TALL / 2, "1 5"),
-        ]
-        for item in (run for run in parts if run.axis == axis):
-            body.append(_run(item, LEFT + item.first * unit, y, max(3.0, (item.last + 1 - item.first) * unit - 1)))
-        y += ROW
+    rows = [
+        beside(phrase(SHORT.get(axis, axis), bold=True, width=NAME), _lane([r for r in parts if r.axis == axis], count))
+        for axis in lanes
+    ]
     if parts:
-        body += [
-            text(LEFT, y + 4, "first", size=12),
-            text(RIGHT, y + 4, "last, in the order of the program", "end", 12),
-        ]
-    rows, y, facts = _sums(parts, lanes, y + 30)
-    return Picture("".join([*body, *rows]), y + 10, "; ".join([head, *facts]))
+        first, last = phrase("first", 12), phrase("last, in the order of the program", 12, anchor="end", width=LANE)
+        rows.append(over(first, last).padded(left=NAME))
+    sums, facts = _sums(parts, lanes)
+    return page(head, below(*rows, gap=14), sums, gap=20, label="; ".join([head, *facts]))
+
+
+def _lane(runs_: Sequence[TransferRun], count: int) -> Panel:
+    """The runs of one axis in the order of all `count` transfers."""
+    unit = LANE / max(1, count)
+
+    def draw(x: float, y: float) -> str:
+        boxes = (_run(r, x + r.first * unit, y, max(3.0, (r.last + 1 - r.first) * unit - 1)) for r in runs_)
+        return line(x, y + TALL / 2, x + LANE, y + TALL / 2, "1 5") + "".join(boxes)
+
+    return Panel(LANE, TALL, draw)
 
 
 def _run(run: TransferRun, x: float, y: float, wide: float) -> str:
@@ -111,9 +115,9 @@ def _run(run: TransferRun, x: float, y: float, wide: float) -> str:
     return box(x, y, wide, TALL, COLOURS.get(run.axis, PALETTE[7]), words, title)
 
 
-def _sums(parts: list[TransferRun], lanes: list[str], y: float) -> tuple[list[str], float, list[str]]:
-    """A row for each verb of each axis, with a bar of its bytes."""
-    out, facts = [], []
+def _sums(parts: Sequence[TransferRun], lanes: Sequence[str]) -> tuple[Panel, list[str]]:
+    """A row for each verb of each axis, with a bar of its bytes; and the same in words."""
+    rows, facts = [], []
     sums = {
         (axis, verb): [run for run in parts if (run.axis, run.verb) == (axis, verb)]
         for axis in lanes
@@ -123,20 +127,16 @@ def _sums(parts: list[TransferRun], lanes: list[str], y: float) -> tuple[list[st
     total = sum(run.n_bytes for run in parts) or 1
     for (axis, verb), of in sums.items():
         calls, n_bytes = sum(run.calls for run in of), sum(run.n_bytes for run in of)
-        wide = max(2.0, 330 * n_bytes / most)
         amount = f"{bytes_text(n_bytes)}, {100 * n_bytes / total:.3g}%"
         if n_bytes:
             charged = sum(run.charged for run in of)
             amount += (
                 f", {bytes_text(charged)} charged" if 0 < charged < n_bytes else ", charged" if charged else ", counted"
             )
-        out += [line(8, y - 4, 40, y - 4, DASHES.get(axis, ""), 4, COLOURS.get(axis, PALETTE[7]))]
-        out += [
-            text(50, y, SHORT.get(axis, axis), bold=True),
-            text(98, y, verb),
-            text(290, y, plural(calls, "call"), "end"),
-        ]
-        out += [box(304, y - 14, wide, 19, COLOURS.get(axis, PALETTE[7]), "", amount), text(312 + wide, y, amount)]
+        colour = COLOURS.get(axis, PALETTE[7])
+        bar = beside(tile(max(2.0, 330 * n_bytes / most), 19, colour, "", amount), phrase(amount), gap=8)
+        name = phrase(SHORT.get(axis, axis), bold=True)
+        rows.append((sample(32, 4, DASHES.get(axis, ""), colour), name, verb, plural(calls, "call"), bar))
         facts.append(f"{axis} {verb}: {plural(calls, 'call')}, {n_bytes:,} bytes sent")
-        y += 27
-    return out, y - 18, facts
+    columns = (Column(), Column(width=38), Column(), Column(anchor="end"), Column())
+    return table(columns, rows, gap=10, lead=8), facts

@@ -15,14 +15,15 @@ next to the law. (Laws: labkit.plan.machine.collectives; Thakur, Rabenseifner an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit.plan.machine.collectives import sent_bytes
 from labkit.view.flow import Flow, Ledgers
+from labkit.view.panels import Column, Panel, below, beside, phrase, sample, space, table
 from labkit.view.places import RankArea, Spot, places
 from labkit.view.strokes import Stroke
-from labkit.view.svg import INK, Picture, Room, cut, headline, line, shade, text, width_of
+from labkit.view.svg import INK, Picture, Room, cut, headline, shade, text, width_of
 from labkit.view.units import apart, bytes_text, plural
 
 NUMBERED, LABELLED, MOST_EDGES, MOST_ROWS = 64, 16, 2000, 9
@@ -60,14 +61,18 @@ def traffic(
     summary = _said(flow)
     body = [headline(title), text(4, 42, summary)]
     body += _arrows(flow, spots, half) + _ranks(flow, spots, half)
-    below = 426.0 if wide else 76.0
-    rows, bottom = _table(flow, law, 4.0 if wide else RIGHT, below)
-    kinds, last = _kinds(flow, 330.0 if wide else RIGHT, below if wide else bottom + 34)
+    tables = (
+        beside(_table(flow, law), _kinds(flow), gap=52, top=True)
+        if wide
+        else below(_table(flow, law), _kinds(flow), gap=16)
+    )
+    left, top = (4.0, 412.0) if wide else (RIGHT, 62.0)
     label = f"{title}: {plural(n, 'rank')} as a {shape}; {summary}; " + "; ".join(
         f"rank {a} to rank {b} {n_bytes:,} bytes in {_messages(many)}"
         for (a, b), (n_bytes, many) in [*flow.edges.items()][:64]
     )
-    return Picture("".join([*body, *rows, *kinds]), max(frame.bottom * (not wide), bottom, last) + 10, label)
+    bottom = max(frame.bottom * (not wide), top + tables.height)
+    return Picture("".join([*body, tables.draw(left, top)]), bottom + 10, label)
 
 
 def beside_law(
@@ -160,60 +165,59 @@ def _plate(x: float, y: float, wide: float, words: str, fill: str, hover: str) -
     return f"<g><title>{hover}</title>{ground}{label}</text></g>"
 
 
-def _table(flow: Flow, law: Sequence[float] | None, x: float, y: float) -> tuple[list[str], float]:
+def _table(flow: Flow, law: Sequence[float] | None) -> Panel:
     """A table of bytes with one row for all ranks that sent and received the same; below it, in words, where the bytes
-    sent differ from the law. Returns (elements, the height below)."""
-    rows: dict[tuple[int, float | None, int], list[int]] = defaultdict(list)
+    sent differ from the law."""
+    alike: dict[tuple[int, float | None, int], list[int]] = defaultdict(list)
     for place, rank in enumerate(flow.ranks):
-        rows[flow.sent(rank), None if law is None else law[place], flow.took(rank)].append(rank)
-    out = [text(x, y, "ranks", bold=True), text(x + 128, y, "sent", "end", bold=True)]
-    out += [text(x + 202, y, "law", "end", bold=True)] if law is not None else []
-    out += [text(x + 274, y, "took", "end", bold=True), line(x, y + 6, x + 274, y + 6)]
+        alike[flow.sent(rank), None if law is None else law[place], flow.took(rank)].append(rank)
+    names = ("sent", "took") if law is None else ("sent", "law", "took")
+    columns = [Column("ranks"), *(Column(name, "end") for name in names)]
+    rows: list[list[str | Panel]] = []
     off = []
-    for (sent, should, took), ranks in [*rows.items()][:MOST_ROWS]:
-        y += 21
-        names = _runs(ranks) if len(_runs(ranks)) < 9 else f"{len(ranks)} ranks"
-        hover = f"<g><title>ranks {_runs(ranks)}</title>{text(x, y, names)}</g>"
-        out += [hover, text(x + 128, y, bytes_text(sent), "end"), text(x + 274, y, bytes_text(took), "end")]
-        if should is not None:
-            out.append(text(x + 202, y, bytes_text(should), "end"))
-            off += [f"{names}: law {apart(should, sent)}"] if sent != should else []
-    if len(rows) > MOST_ROWS:
-        left = sum(len(ranks) for ranks in [*rows.values()][MOST_ROWS:])
-        out.append(text(x, y := y + 19, f"and {left} more ranks", size=12))
-    if law is not None:
-        counted = "every rank sent what the law says"
-        for words in off[:4] or [
-            counted if flow.edges or not flow.unplaced else "charged by that law, and not counted"
-        ]:
-            out.append(text(x, y := y + 20, cut(words, 40), size=12))
+    for (sent, should, took), ranks in [*alike.items()][:MOST_ROWS]:
+        who = _runs(ranks) if len(_runs(ranks)) < 9 else f"{len(ranks)} ranks"
+        numbers = (sent, took) if should is None else (sent, should, took)
+        rows.append([phrase(who).told(f"ranks {_runs(ranks)}"), *map(bytes_text, numbers)])
+        if should is not None and should != sent:
+            off.append(f"{who}: law {apart(should, sent)}")
+    notes = []
+    if len(alike) > MOST_ROWS:
+        notes.append(f"and {sum(len(ranks) for ranks in [*alike.values()][MOST_ROWS:])} more ranks")
+    if law is not None and off:
+        notes += off[:4]
+    elif law is not None:
+        charged = flow.unplaced and not flow.edges
+        notes.append("charged by that law, and not counted" if charged else "every rank sent what the law says")
     if flow.unplaced and flow.edges:
-        words = f"{bytes_text(sum(flow.unplaced.values()))} charged, not counted: the backend's"
-        out.append(text(x, y := y + 20, words, size=12))
-    return out, y
+        notes.append(f"{bytes_text(sum(flow.unplaced.values()))} charged, not counted: the backend's")
+    return _with_notes(columns, rows, notes)
 
 
-def _kinds(flow: Flow, x: float, y: float) -> tuple[list[str], float]:
-    """A table of the number of edges with the same bytes and messages. Returns (elements, the height below)."""
+def _kinds(flow: Flow) -> Panel:
+    """A table of the number of edges with the same bytes and messages."""
     if not flow.edges:
-        return [], y
+        return space(0, 0)
     most = max(n_bytes for n_bytes, _ in flow.edges.values()) or 1
-    kinds: dict[tuple[int, int], int] = defaultdict(int)
-    for kind in flow.edges.values():
-        kinds[kind] += 1
-    out = [text(x, y, "edges", bold=True), text(x + 180, y, "bytes, each", "end", bold=True)]
-    out += [text(x + 274, y, "messages", "end", bold=True), line(x, y + 6, x + 274, y + 6)]
-    for (n_bytes, messages), count in sorted(kinds.items(), reverse=True)[:MOST_ROWS]:
-        y += 21
-        out += [line(x, y - 4, x + 26, y - 4, width=1.2 + 3.3 * n_bytes / most), text(x + 34, y, count)]
-        out += [text(x + 180, y, bytes_text(n_bytes), "end"), text(x + 274, y, messages, "end")]
+    kinds = sorted(Counter(flow.edges.values()).items(), reverse=True)
+    columns = [Column("edges", width=66), Column("bytes, each", "end"), Column("messages", "end")]
+    rows: list[list[str | Panel]] = [
+        [beside(sample(26, 1.2 + 3.3 * n_bytes / most), phrase(count), gap=8), bytes_text(n_bytes), f"{messages}"]
+        for (n_bytes, messages), count in kinds[:MOST_ROWS]
+    ]
+    notes = []
     if len(kinds) > MOST_ROWS:
-        out.append(text(x, y := y + 19, f"and {len(kinds) - MOST_ROWS} more kinds of edge", size=12))
+        notes.append(f"and {len(kinds) - MOST_ROWS} more kinds of edge")
     if len(flow.edges) > MOST_EDGES:
-        out.append(text(x, y := y + 19, f"the heaviest {MOST_EDGES:,} edges are drawn", size=12))
+        notes.append(f"the heaviest {MOST_EDGES:,} edges are drawn")
     if len(flow.ranks) > LABELLED and any(flow.edges.get((b, a)) == n for (a, b), n in flow.edges.items()):
-        out.append(text(x, y := y + 20, "a line without a head: both ways alike", size=12))
-    return out, y
+        notes.append("a line without a head: both ways alike")
+    return _with_notes(columns, rows, notes)
+
+
+def _with_notes(columns: Sequence[Column], rows: Sequence[Sequence[str | Panel]], notes: Sequence[str]) -> Panel:
+    """A table of 274 units, and lines of words below it."""
+    return below(table(columns, rows, gap=6, width=274), *(phrase(cut(words, 40), 12) for words in notes), gap=3)
 
 
 def _runs(ranks: Sequence[int]) -> str:

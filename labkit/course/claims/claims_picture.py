@@ -19,7 +19,8 @@ from html import escape
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, headline, line, text, width_of
+from labkit.view.panels import below, beside, page, phrase, space, tile
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture
 from labkit.view.units import value_text
 
 VERDICTS = MappingProxyType(
@@ -35,7 +36,8 @@ VERDICTS = MappingProxyType(
 RAISED = ("!", PALETTE[3])
 """The sign and colour of a proof that raised."""
 RULES = MappingProxyType({"equal": "", "at least": "≥ ", "at most": "≤ ", "above": "> ", "below": "< "})
-LEFT, EACH, ROW, TOP = 128.0, 34.0, 25.0, 74.0
+TOPIC, EACH = 124.0, 34.0
+"""The width of a topic's name, and of the box of one claim."""
 CELL = "text-align:left;vertical-align:top;padding:.25em .6em;white-space:normal"
 INNER = "text-align:left;vertical-align:top;padding:.1em .7em .1em 0;white-space:normal"
 
@@ -166,28 +168,27 @@ def summary(results: Sequence[Shown]) -> Picture:
     for result in results:
         counts.setdefault(result.claim.topic, Counter())[verdict_of(result)[0]] += 1
     looks = {**VERDICTS, "proof raised": RAISED}
-    body, x = [headline(words.partition("; ")[0] if all(r.agrees for r in results) else words)], 4.0
-    for word, (sign, colour) in looks.items():
-        if total := sum(count[word] for count in counts.values()):
-            body += [box(x, 36, 26, 19, colour, sign), text(x + 32, 50, f"{word}: {total}", size=12)]
-            x += 46 + width_of(f"{word}: {total}", 12)
-    wide = min(EACH, (WIDTH - LEFT - 40) / max((count.total() for count in counts.values()), default=1))
-    for place, (topic, count) in enumerate(sorted(counts.items(), key=lambda item: -item[1].total())):
-        x, y = LEFT, TOP + place * ROW
-        body.append(text(LEFT - 10, y + 15, topic, "end", 12))
+    keys = [
+        beside(tile(26, 19, colour, sign), phrase(f"{word}: {total}", 12), gap=6)
+        for word, (sign, colour) in looks.items()
+        if (total := sum(count[word] for count in counts.values()))
+    ]
+    wide = min(EACH, (WIDTH - TOPIC - 40) / max((count.total() for count in counts.values()), default=1))
+    rows = []
+    for topic, count in sorted(counts.items(), key=lambda item: -item[1].total()):
+        boxes = []
         for word, (sign, colour) in looks.items():
             if n := count[word]:
                 ids = ", ".join(result.claim.id for result in results
                                 if result.claim.topic == topic and verdict_of(result)[0] == word)  # fmt: skip
-                body.append(box(x, y, wide * n, 20, colour, f"{n} {sign}", f"{topic}, {word}: {ids}"))
-                x += wide * n
-        body.append(text(x + 8, y + 15, count.total(), size=12))
-    bottom = TOP + len(counts) * ROW
-    body.append(line(LEFT, TOP - 5, LEFT, bottom, width=0.5))
+                boxes.append(tile(wide * n, 20, colour, f"{n} {sign}", f"{topic}, {word}: {ids}"))
+        name = phrase(topic, 12, anchor="end", width=TOPIC - 10)
+        rows.append(beside(name, space(10, 0), *boxes, space(8, 0), phrase(count.total(), 12)))
     bars = "; ".join(
         f"{topic}: {', '.join(f'{n} {word}' for word, n in count.items())}" for topic, count in counts.items()
     )
-    return Picture("".join(body), bottom + 6, f"{words}. {bars}")
+    title = words.partition("; ")[0] if all(result.agrees for result in results) else words
+    return page(title, beside(*keys, gap=14), below(*rows, gap=5), label=f"{words}. {bars}")
 
 
 def _row(result: Shown) -> str:

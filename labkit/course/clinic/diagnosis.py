@@ -13,13 +13,14 @@ to rule it out. Read the table by column: a symptom, its suspects, and under eac
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from labkit.course.clinic.case_file import Patient
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text
+from labkit.view.panels import Panel, below, beside, page, paragraph, phrase, rule, space, tile
+from labkit.view.svg import PALETTE, Picture
 
-CAUSE, COLUMN, ROW, TOP = 252.0, 88.0, 37.0, 66.0
+CAUSE, COLUMN = 248.0, 88.0
+"""The widths of the column of causes and of a symptom's."""
 IS, LIKE = PALETTE[1], PALETTE[0]
 
 
@@ -37,22 +38,26 @@ def diagnosis(cases: Iterable[Patient], symptom: str = "", title: str = "") -> P
     title = title or (
         f"{symptom}: {len(rows)} suspects" if symptom else f"{len(rows)} causes, {len(symptoms)} symptoms"
     )
-    body = [headline(title)]
-    for column, name in enumerate(symptoms):
-        for line_number, words in enumerate(textwrap.wrap(name, 11)):
-            body.append(
-                text(CAUSE + COLUMN * (column + 0.5), 40 + 15 * line_number, words, "middle", 12, name == symptom)
-            )
-    for number, patient in enumerate(rows):
-        y = TOP + number * ROW
-        body += [line(4, y - 1, WIDTH - 4, y - 1, width=0.3), text(4, y + 14, patient.cause, bold=True)]
-        body.append(text(16, y + 30, f"{patient.test}: {patient.shows} · lab {patient.lab}", size=11))
-        for column, name in enumerate(symptoms):
-            if word := marks[patient.cause].get(name):
-                hover = f"{patient.cause}: {name}" if word == "is" else f"{patient.cause}: a suspect where a job {name}"
-                body.append(box(CAUSE + COLUMN * column + 22, y + 2, 44, 15, IS if word == "is" else LIKE, word, hover))
+    heads = [paragraph(name, COLUMN, 12, name == symptom, anchor="middle") for name in symptoms]
+    parts = [beside(space(CAUSE, 0), *heads, top=True)]
+    for patient in rows:
+        words = marks[patient.cause]
+        cells = (_mark(patient.cause, name, words.get(name, "")) for name in symptoms)
+        parts.append(below(
+            rule(stroke=0.3),
+            beside(phrase(patient.cause, bold=True, width=CAUSE), *cells),
+            phrase(f"{patient.test}: {patient.shows} · lab {patient.lab}", 11).padded(left=12),
+        ))  # fmt: skip
     summary = "; ".join(f"{row.cause}: {', '.join(marks[row.cause])}, seen in {row.test}" for row in rows)
-    return Picture("".join(body), TOP + ROW * len(rows) + 6, f"{title}: {summary}")
+    return page(title, below(*parts, gap=2), label=f"{title}: {summary}")
+
+
+def _mark(cause: str, symptom: str, word: str) -> Panel:
+    """The cell of a cause and a symptom; `word` is "is", "like" or nothing."""
+    if not word:
+        return space(COLUMN, 0)
+    hover = f"{cause}: {symptom}" if word == "is" else f"{cause}: a suspect where a job {symptom}"
+    return tile(COLUMN - 44, 15, IS if word == "is" else LIKE, word, hover).padded(left=22, right=22)
 
 
 def _marks(cases: Sequence[Patient]) -> dict[str, dict[str, str]]:

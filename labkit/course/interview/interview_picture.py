@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from labkit.view.svg import INK, PALETTE, Picture, box, cut, headline, line, text
+from labkit.view.panels import Column, Panel, over, page, phrase, rule, table, tile
+from labkit.view.svg import INK, PALETTE, Picture, box, cut, line
 
-KEY, LEFT, FULL, TIME, SCORE = 96.0, 312.0, 240.0, 562.0, 686.0
-"""Where a question's name, bar, time and points begin. FULL is the width of a bar of twice the budget."""
-ROW, MOST = 24.0, 60
+FULL, MOST = 240.0, 60
+"""The width of a bar of twice the budget, and the most questions that are drawn."""
+QUESTIONS = (Column(width=18, anchor="end"), Column(width=66), Column(width=200), Column("budget", "middle", FULL),
+             Column("time"), Column())  # fmt: skip
+PARTS = (Column(width=312), Column(width=FULL), Column())
 WITHIN, OVER, CAME = PALETTE[2], PALETTE[6], PALETTE[0]
 
 
@@ -88,26 +91,20 @@ def spoken(session: Told) -> Picture:
     title = (
         f"Mock interview: {many}, {session.share:.0%} of whole answers" if asked else "Mock interview: no answer yet"
     )
-    body, y = [headline(title)], 54.0
+    drawn = []
     if asked:
-        body += [text(LEFT + FULL / 2, 44, "budget", "middle", 12), text(TIME, 44, "time", size=12)]
-    for place, question in enumerate(asked[:MOST], 1):
-        body += _question(place, question, y)
-        y += ROW
-    if asked:
-        body.append(line(LEFT + FULL / 2, 48, LEFT + FULL / 2, y - 4, "4 3", 1.5))
+        rows = [_question(place, question) for place, question in enumerate(asked[:MOST], 1)]
+        drawn.append(table(QUESTIONS, rows, 12, gap=6, lead=1))
     if len(asked) > MOST:
-        body.append(text(KEY, y + 12, f"... and {len(asked) - MOST} more", size=12))
-        y += ROW
+        drawn.append(phrase(f"... and {len(asked) - MOST} more", 12))
     if parts:
-        body += [line(4, y + 4, 796, y + 4, width=0.5), text(4, y + 26, "What came of a whole answer", bold=True)]
-        y += 38
-    for name, (reached, of) in parts.items():
-        body += _part(session.named[name], reached, of, y)
-        y += ROW
+        drawn += [rule(stroke=0.5), phrase("What came of a whole answer", bold=True)]
+        drawn.append(
+            table(PARTS, (_part(session.named[name], *counts) for name, counts in parts.items()), 12, gap=6, lead=7)
+        )
     facts = [f"{question.key}: {_time(question)}, {_score(question)}" for question in asked]
     facts += [f"{session.named[name]}: {_counted(*counts)}" for name, counts in parts.items()]
-    return Picture("".join(body), y + 4, "; ".join([title, *facts]))
+    return page(title, *drawn, label="; ".join([title, *facts]))
 
 
 def clock_text(seconds: float) -> str:
@@ -116,24 +113,26 @@ def clock_text(seconds: float) -> str:
     return f"{n_seconds // 60}:{n_seconds % 60:02}"
 
 
-def _question(place: int, question: Spoken, y: float) -> list[str]:
+def _question(place: int, question: Spoken) -> tuple[str | Panel, ...]:
     share = question.seconds / question.budget_s
-    wide = max(2.0, FULL * min(share, 2.0) / 2)
+    wide, beyond = max(2.0, FULL * min(share, 2.0) / 2), share > 2
     fill = "none" if question.skipped else OVER if _late(question) else WITHIN
-    bar = box(LEFT, y, wide, 17, fill, "", f"{question.words} {_time(question)}, {_score(question)}")
-    body = [text(22, y + 13, place, "end", 12), text(28, y + 13, question.kind, size=12), bar]
-    body.append(text(KEY, y + 13, cut(question.key, 29), size=12))
-    if share > 2:  # the bar goes on beyond the page
-        x, mid, ink = LEFT + wide, y + 8.5, "currentColor" if question.skipped else INK
-        body.append(f"<path d='M{x - 9:g} {mid - 5:g}l7 5l-7 5z' fill='{ink}'/>")
-    return [*body, text(TIME, y + 13, _time(question), size=12), text(SCORE, y + 13, _score(question), size=12)]
+    ink = "currentColor" if question.skipped else INK
+    hover = f"{question.words} {_time(question)}, {_score(question)}"
+
+    def bar(x: float, y: float) -> str:
+        """The time, with a mark at the budget, and an arrowhead where it goes on beyond the page."""
+        budget = line(x + FULL / 2, y, x + FULL / 2, y + 23, "4 3", 1.5)
+        head = f"<path d='M{x + wide - 9:g} {y + 6.5:g}l7 5l-7 5z' fill='{ink}'/>" if beyond else ""
+        return box(x, y + 3, wide, 17, fill, "", hover) + head + budget
+
+    key = cut(question.key, 29)
+    return f"{place}", question.kind, key, Panel(FULL, 23.0, bar), _time(question), _score(question)
 
 
-def _part(name: str, reached: int, of: int, y: float) -> list[str]:
-    frame = box(LEFT, y, FULL, 17)
-    came = box(LEFT, y, FULL * reached / of, 17, CAME) if reached else ""
-    counted = _counted(reached, of)
-    return [text(4, y + 13, cut(name, 44), size=12), frame, came, text(TIME, y + 13, counted, size=12)]
+def _part(name: str, reached: int, of: int) -> tuple[str | Panel, ...]:
+    frame, came = tile(FULL, 17), tile(FULL * reached / of, 17, CAME)
+    return cut(name, 44), over(frame, came) if reached else frame, _counted(reached, of)
 
 
 def _late(question: Spoken) -> bool:

@@ -7,15 +7,19 @@ rank 1  ────↘●─────▭──        | a mark of the exerci
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from labkit.course.judge.run_record import Event, Memory, RunRecord
 from labkit.course.judge.verdicts import Verdict
 from labkit.plan.breakdown import KINDS
+from labkit.view.panels import Panel, below, beside, page, phrase
 from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, box, cut, headline, line, text
 from labkit.view.units import bytes_text
 
 FAULT = PALETTE[6]
 LEFT, TOP, ROW = 64.0, 52.0, 46.0
+HELD, HIGH = 400.0, 64.0
+"""The width and the height of a rank's bytes over time."""
 MOST_STEPS = 40
 
 
@@ -81,27 +85,33 @@ def holdings(memory: Sequence[Memory | None], title: str) -> Picture:
     timelines = [rank.timeline if rank else () for rank in memory]
     peaks = [rank.peak if rank else {} for rank in memory]
     most = max((point[1] for line_ in timelines for point in line_), default=0) or 1
-    tall, wide = 64.0, 400.0
-    body = [headline(cut(f"memory: {title}", 110))]
+    rows = []
     for rank, points in enumerate(timelines):
-        bottom = TOP + (rank + 1) * (tall + 18)
-        body += [text(4, bottom - tall / 2, f"rank {rank}"), line(LEFT, bottom, LEFT + wide, bottom)]
-        if points:
-            start, span = points[0][0], (points[-1][0] - points[0][0]) or 1.0
-            spots = [(LEFT + wide * (t - start) / span, bottom - tall * n / most) for t, n in points]
-            steps = f"M{spots[0][0]:.1f} {bottom:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in spots)
-            body.append(
-                f'<path d="{steps}L{spots[-1][0]:.1f} {bottom:.1f}z" fill="{PALETTE[0]}" stroke="currentColor"/>'
-            )
-            top = max(range(len(points)), key=lambda i: points[i][1])
-            body.append(_thick(line(*spots[top], spots[top][0], bottom), True))
         kinds = [f"{kind} {bytes_text(peaks[rank][kind])}" for kind in KINDS if peaks[rank].get(kind)]
-        total = bytes_text(sum(peaks[rank].values()))
-        body.append(text(LEFT + wide + 12, bottom - tall / 2 - 6, f"peak {total}", bold=True))
-        body += [text(LEFT + wide + 12, bottom - tall / 2 + 10 + 14 * i, words, size=12)
-                 for i, words in enumerate([", ".join(kinds[:2]), ", ".join(kinds[2:])]) if words]  # fmt: skip
+        rows.append(beside(
+            phrase(f"rank {rank}", width=LEFT - 4),
+            Panel(HELD, HIGH, partial(_held, points, most)),
+            below(
+                phrase(f"peak {bytes_text(sum(peaks[rank].values()))}", bold=True),
+                *(phrase(", ".join(some), 12) for some in (kinds[:2], kinds[2:]) if some),
+            ).padded(left=12),
+        ))  # fmt: skip
     label = "; ".join(f"rank {rank} peak {sum(peak.values()):,} bytes" for rank, peak in enumerate(peaks))
-    return Picture("".join(body), TOP + len(timelines) * (tall + 18) + 10, f"{title}; {label}")
+    return page(cut(f"memory: {title}", 110), below(*rows, gap=18), label=f"{title}; {label}", gap=20)
+
+
+def _held(points: Sequence[tuple[float, int]], most: float, left: float, top: float) -> str:
+    """The bytes of one rank over time, with a thick line at their peak; `most` is as high as the panel."""
+    bottom = top + HIGH
+    base = line(left, bottom, left + HELD, bottom)
+    if not points:
+        return base
+    start, span = points[0][0], (points[-1][0] - points[0][0]) or 1.0
+    spots = [(left + HELD * (t - start) / span, bottom - HIGH * n / most) for t, n in points]
+    steps = f"M{spots[0][0]:.1f} {bottom:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in spots)
+    area = f'<path d="{steps}L{spots[-1][0]:.1f} {bottom:.1f}z" fill="{PALETTE[0]}" stroke="currentColor"/>'
+    x, y = min(spots, key=lambda spot: spot[1])
+    return base + area + _thick(line(x, y, x, bottom), True)
 
 
 def _around(events: Sequence[Event], at: Sequence[int]) -> list[Event]:

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from html import escape
 from typing import Protocol
 
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.panels import Panel, below, beside, page, phrase, rule
+from labkit.view.svg import INK, PALETTE, Picture, box, cut, text
 from labkit.view.units import plural
 
 DONE, STARRED, TRIED, NOT_YET = "done", "starred", "tried", "not yet"
 STATES = (DONE, STARRED, TRIED, NOT_YET)
 COLOURS = (PALETTE[0], PALETTE[4], PALETTE[1], "none")
-LEFT, WIDE, TALL, PITCH = 72.0, 97.0, 42.0, 103.0
-PER_LINE = 7
+NAME, WIDE, TALL, PER_LINE = 68.0, 97.0, 42.0, 7
+"""The width of a lab's name, the width and height of an exercise's box, and the boxes in a line."""
 EASY = ("", "very easy", "easy", "medium", "hard", "very hard")
 
 
@@ -107,32 +109,30 @@ def totals(rows: Sequence[Standing]) -> str:
 def progress(rows: Sequence[Standing], title: str = "", n_next: int = 5) -> Picture:
     """The totals, all labs of these exercises, and below them up to `n_next` exercises to do next."""
     words = totals(rows)
-    body, y = [headline(f"{title}: {words}" if title else words)], 36.0
+    labs = []
     for lab in dict.fromkeys(row.lab for row in rows):
         lab_rows = [row for row in rows if row.lab == lab]
-        body += [text(4, y + 17, f"lab {lab}", bold=True)]
-        body += [text(4, y + 34, f"{sum(row.passed for row in lab_rows)} of {len(lab_rows)}", size=12)]
-        for place, row in enumerate(lab_rows):
-            body.append(_box(row, LEFT + place % PER_LINE * PITCH, y + place // PER_LINE * (TALL + 5)))
-        y += -(-len(lab_rows) // PER_LINE) * (TALL + 5) + 5
-    if not rows:
-        body.append(text(4, y + 12, "There is no exercise here.", size=12))
-        y += 26
-    body.append(_legend(y + 4))
-    y += 28
+        count = f"{sum(row.passed for row in lab_rows)} of {len(lab_rows)}"
+        name = below(phrase(f"lab {lab}", bold=True, width=NAME), phrase(count, 12))
+        boxes = [Panel(WIDE, TALL, partial(_box, row)) for row in lab_rows]
+        lines = (beside(*boxes[k : k + PER_LINE], gap=6) for k in range(0, len(boxes), PER_LINE))
+        labs.append(beside(name, below(*lines, gap=5), top=True))
     coming = next_up(rows, n_next)
-    if coming:
-        foot = y + 38
-        body += [line(4, y, WIDTH - 4, y, width=0.5), text(4, y + 20, "What next", bold=True)]
-        for place, row in enumerate(coming, 1):
-            body.append(text(4, foot, cut(f"{place}. {_why(row)}", 110), size=12))
-            if row.cause:
-                body.append(text(18, foot + 15, cut(f"last time: {row.cause}", 110), size=12))
-            foot += 36 if row.cause else 20
-        y = foot - 8
+    steps = []
+    for place, row in enumerate(coming, 1):
+        steps.append(phrase(cut(f"{place}. {_why(row)}", 110), 12))
+        if row.cause:
+            steps.append(phrase(cut(f"last time: {row.cause}", 110), 12).padded(left=14))
+    what_next = [rule(stroke=0.5), phrase("What next", bold=True), below(*steps, gap=2)] if coming else []
     row_words = "; ".join(_words(row) for row in rows)
     after = f" Next: {', '.join(row.key for row in coming)}." if coming else ""
-    return Picture("".join(body), y, f"{title + ': ' if title else ''}{words}. {row_words}.{after}".replace(". .", "."))
+    return page(
+        f"{title}: {words}" if title else words,
+        below(*labs, gap=10) if rows else phrase("There is no exercise here.", 12),
+        _legend(),
+        *what_next,
+        label=f"{title + ': ' if title else ''}{words}. {row_words}.{after}".replace(". .", "."),
+    )
 
 
 def table(rows: Sequence[Standing]) -> str:
@@ -199,16 +199,16 @@ def _diamond(x: float, y: float, ink: str) -> str:
     return f"<path d='M{x:g} {y - 4.5:g}l4 4.5l-4 4.5l-4 -4.5z' fill='none' stroke='{ink}' stroke-width='1.5'/>"
 
 
-def _legend(y: float) -> str:
-    out, x = "", 4.0
+def _legend() -> Panel:
     named = ("done, n tries", "with a star", "tried, not passed", "not yet")
-    for state, words in zip(STATES, named, strict=True):
-        out += _edge(state, x + 2, y, 26, 16)
-        out += _sign(state, x + 15, y + 8, INK) + text(x + 34, y + 13, words, size=12)
-        x += 52 + width_of(words, 12)
-    out += f"<path d='M{x:g} {y + 12:g}l3.5 -7l3.5 7z'/>" + text(x + 12, y + 13, "a hint", size=12)
-    x += 30 + width_of("a hint", 12)
-    return out + _diamond(x, y + 8.5, "currentColor") + text(x + 9, y + 13, "solution seen", size=12)
+    keys = [(Panel(26.0, 16.0, partial(_key, state)), words) for state, words in zip(STATES, named, strict=True)]
+    keys.append((Panel(7.0, 16.0, lambda x, y: f"<path d='M{x:g} {y + 12:g}l3.5 -7l3.5 7z'/>"), "a hint"))
+    keys.append((Panel(8.0, 16.0, lambda x, y: _diamond(x + 4, y + 8.5, "currentColor")), "solution seen"))
+    return beside(*(beside(drawn, phrase(words, 12), gap=5) for drawn, words in keys), gap=14)
+
+
+def _key(state: str, x: float, y: float) -> str:
+    return _edge(state, x, y, 26, 16) + _sign(state, x + 13, y + 8, INK)
 
 
 def _words(row: Standing) -> str:

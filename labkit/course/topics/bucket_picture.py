@@ -53,11 +53,8 @@ def buckets(
 
 def _lanes(figure: chart.Chart, ready: Sequence[Ready], now: Replay) -> None:
     """Draw backward with its gradients, and the buckets below."""
-    x = LEFT
-    for word, colour in (("computes", COMPUTE), ("on the wire, hidden", WIRE), ("on the wire, exposed", EXPOSED)):
-        figure.swatch(x, 32, colour)
-        figure.words(x + 17, 42, word, fontsize=12)
-        x += 40 + 6.9 * len(word)
+    keys = (("computes", COMPUTE), ("on the wire, hidden", WIRE), ("on the wire, exposed", EXPOSED))
+    figure.swatches(LEFT, 32, keys)
     axes = figure.panel(LEFT, 54, RIGHT, 128, xlim=(0, now.end_s), ylim=(74, 0))
     order, last = sorted(ready, key=lambda gradient: gradient.at_s), 0.0
     step = -(-len(order) // MOST_BOXES)

@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from labkit.course.topics.router_picture import RANKS
-from labkit.view.svg import WIDTH, Picture, box, headline, text, width_of
+from labkit.view.panels import Panel, below, beside, page, phrase, space, tile
+from labkit.view.svg import WIDTH, Picture, width_of
 from labkit.view.units import bytes_text, plural
 
 STEPS = (
@@ -20,7 +21,8 @@ STEPS = (
     "the rows of each expert together; it computes",
     "combine: back at home, as they left; each is added to its token",
 )
-LEFT, TOP, LANE, WIDEST = 64.0, 70.0, 58.0, 34.0
+NAME, WIDEST, GAP = 60.0, 34.0, 4.0
+"""The width of a rank's name, that of the widest row, and the gap between the rows of two experts."""
 MOST_RANKS = 16
 """The most ranks of a dispatch that is drawn: more lanes fit on no screen."""
 
@@ -58,36 +60,32 @@ def dispatch(film: Film, step: int) -> Picture:
         raise ValueError(f"this film has steps 0 to {len(film.frames) - 1}, got {step}")
     frame = film.frames[step]
     most = max(1, *(len(rows) for ranks in film.frames for rows in ranks))
-    room = WIDTH - LEFT - 4 - 4.0 * most
-    cell = min(WIDEST, room / most)
-    head = f"{step}. {STEPS[step]}"
-    body = [headline(head), text(4, 44, _caption(film, step), size=12)]
-    sentences = []
+    cell = min(WIDEST, (WIDTH - NAME - 8 - GAP * most) / most)
+    lanes, sentences = [], []
     for rank, rows in enumerate(frame):
-        y = TOP + rank * LANE
-        body.append(text(4, y + 18, f"rank {rank}", bold=True))
-        if not rows:
-            body.append(text(LEFT, y + 18, "no rows", size=12))
-        x = LEFT
+        runs = [phrase("no rows", 12)] if not rows else []
         # at home each copy is alone; on arrival the rows of each home are apart
         for place, run in groupby(rows, key=lambda row: (row.expert, row.token * (step == 0), row.home * (step == 2))):
-            expert, start = place[0], x
-            for row in run:
-                words = f"t{row.token}"
-                hover = f"token {row.token} of rank {row.home}, for expert {expert} on rank {expert // film.per_rank}"
-                hover += "" if row.kept else ": dropped, its expert is full"
-                fill = RANKS[row.home % len(RANKS)] if row.kept else "none"
-                shown = words if 0.58 * 11 * len(words) + 7 <= cell else ""
-                body.append(box(x, y, cell - 1, 26, fill, shown, hover))
-                x += cell
-            name = f"e{expert}"
-            if width_of(name, 11) <= x - start:
-                body.append(text((start + x) / 2, y + 41, name, "middle", 11))
-            x += 4
+            boxes = [_row(row, film.per_rank, cell) for row in run]
+            name, wide = f"e{place[0]}", cell * len(boxes)
+            expert = phrase(name, 11, anchor="middle", width=wide) if width_of(name, 11) <= wide else space(wide, 0)
+            runs.append(below(beside(*boxes, gap=1), expert))
+        name_ = phrase(f"rank {rank}", bold=True, width=NAME).padded(top=4)
+        lanes.append(beside(name_, beside(*runs, gap=GAP, top=True), top=True))
         sentences.append(
             f"rank {rank}: " + (", ".join(f"t{r.token} of {r.home} for e{r.expert}" for r in rows) or "no rows")
         )
-    return Picture("".join(body), TOP + len(frame) * LANE, "; ".join([head, _caption(film, step), *sentences]))
+    head, facts = f"{step}. {STEPS[step]}", _caption(film, step)
+    return page(head, phrase(facts, 12), below(*lanes, gap=16), label="; ".join([head, facts, *sentences]))
+
+
+def _row(row: TokenRow, per_rank: int, cell: float) -> Panel:
+    """The box of a row, with the number of its token where it fits."""
+    words = f"t{row.token}"
+    hover = f"token {row.token} of rank {row.home}, for expert {row.expert} on rank {row.expert // per_rank}"
+    hover += "" if row.kept else ": dropped, its expert is full"
+    fill = RANKS[row.home % len(RANKS)] if row.kept else "none"
+    return tile(cell - 1, 26, fill, words if width_of(words, 11) + 7 <= cell else "", hover)
 
 
 def _caption(film: Film, step: int) -> str:

@@ -15,17 +15,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from labkit.train.formats import FORMATS, Format, round_to
-from labkit.view.svg import INK, PALETTE, Picture, headline, line, text
+from labkit.view.panels import Column, Panel, below, beside, page, phrase, space, table
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, line, text
 
-CELL, BITS, ROW, TOP = 9.2, 88.0, 42.0, 62.0
-HOLDS, ERROR, BELOW, ABOVE = 512.0, 576.0, 687.0, 797.0
+CELL, NAME, HOLDS = 9.2, 80.0, 112.0
+"""The widths of a bit, of a format's name, and of the number that it holds."""
+COLUMNS = (
+    Column(width=NAME), Column("sign, exponent, mantissa", width=308), Column("holds", "end", HOLDS),
+    Column("error", "end", 60), Column("next below", "end", 106), Column("next above", "end", 106),
+)  # fmt: skip
 FIELDS = (PALETTE[3], PALETTE[1], PALETTE[0])
 """The colours of sign, exponent and mantissa."""
-LANE, LEFT, RIGHT, LOWEST, HIGHEST = 21.0, 88.0, 790.0, -152, 130
+LANE, LOWEST, HIGHEST = 21.0, -152, 130
 TERM = r"([+-]?)(?:(\d+(?:\.\d*)?)(?:\^|\*\*)([+-]?\d+)|((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan))"
 
 
@@ -68,49 +74,44 @@ def neighbours(value: float, format: Format) -> tuple[float | None, float | None
 def floats(value: float, formats: Sequence[Format] = tuple(FORMATS.values()), title: str = "") -> Picture:
     """`value` in each of the formats, side by side, and where it lies in their ranges."""
     title = title or f"{_text(value, 12)} in {len(formats)} formats"
-    body = [headline(title)]
-    ends = {HOLDS: "holds", ERROR: "error", BELOW: "next below", ABOVE: "next above"}
-    body.append(text(BITS, 48, "sign, exponent, mantissa", size=12))
-    body += [text(x, 48, words, "end", 12) for x, words in ends.items()]
-    sentences = []
-    for i, shown_format in enumerate(formats):
-        row, sentence = _row(value, shown_format, TOP + i * ROW)
-        body += row
-        sentences.append(sentence)
-    y = TOP + len(formats) * ROW + 14
-    body += _ranges(value, formats, y)
-    return Picture("".join(body), y + 30 + LANE * len(formats) + 24, f"{title}: {'; '.join(sentences)}")
+    rows, sentences = zip(*(_row(value, format) for format in formats), strict=True)
+    ranges = phrase("ranges: full bars are normal numbers, pale ones subnormal (fewer bits)", 12)
+    drawn = Panel(WIDTH - 8, LANE * len(formats) + 24, partial(_ranges, value, formats))
+    table_ = table(COLUMNS, rows, 12, gap=4, lead=8)
+    return page(title, table_, below(ranges, drawn, gap=2), label=f"{title}: {'; '.join(sentences)}")
 
 
-def _row(value: float, format: Format, y: float) -> tuple[list[str], str]:
+def _row(value: float, format: Format) -> tuple[tuple[str | Panel, ...], str]:
     """(the row of one format, with its bits and two lines of words, the same as a sentence)."""
     counts = (
         f"1 + {format.exponent_bits} + {format.mantissa_bits} bits" if format.exponent_bits else f"{format.n_bits} bits"
     )
     name = format.name.removeprefix("fp8_")
-    body = [text(4, y + 12, name, bold=True), text(4, y + 27, counts, size=11)]
+    named = below(phrase(name, bold=True), phrase(counts, 11))
     if format.integer and math.isnan(value):
-        return [*body, text(BITS, y + 12, "an integer format has no code for NaN", size=12)], f"{name} has no NaN"
-    x = BITS
-    for field, fill in zip(format.bits(value), FIELDS, strict=True):
-        for bit in field:
-            body.append(f'<rect x="{x:.1f}" y="{y:g}" width="{CELL}" height="17" fill="{fill}" stroke="#fff"/>')
-            body.append(
-                f'<text x="{x + CELL / 2:.1f}" y="{y + 13:g}" text-anchor="middle" font-size="11" fill="{INK}">{bit}'
-                "</text>"
-            )
-            x += CELL
-        x += 5 if field else 0
+        return (named, "an integer format has no code for NaN", "", "", "", ""), f"{name} has no NaN"
+    bits = beside(*(_bits(field, fill) for field, fill in zip(format.bits(value), FIELDS, strict=True) if field), gap=5)
     held = float(round_to(value, format)) + (0.0 if format.integer else -0.0)  # an integer has one zero
     off, kind = _error(value, held), _kind(held, format)
     around = [_apart(n, held) for n in neighbours(value, format)]
-    body += [text(HOLDS, y + 13, _held(held), "end", 12, bold=True), text(HOLDS, y + 28, kind, "end", 11)]
-    for at, words in zip((ERROR, BELOW, ABOVE), (off, *around), strict=True):
-        body.append(text(at, y + 13, words, "end", 12 if len(words) < 13 else 11))
-    return (
-        body,
-        f"{name} {format.bits(value)} holds {_held(held)} ({kind}, error {off}), between {' and '.join(around)}",
-    )
+    holds = (phrase(_held(held), 12, True, "end", HOLDS), phrase(kind, 11, False, "end", HOLDS))
+    ends = (below(phrase(words, 12 if len(words) < 13 else 11, anchor="end"), space(0, 15)) for words in (off, *around))
+    sentence = f"{name} {format.bits(value)} holds {_held(held)} ({kind}, error {off}), between {' and '.join(around)}"
+    return (named, bits.padded(bottom=15), below(*holds), *ends), sentence
+
+
+def _bits(field: str, fill: str) -> Panel:
+    """The bits of one field, in boxes of its colour."""
+
+    def draw(left: float, y: float) -> str:
+        places = ((left + k * CELL, bit) for k, bit in enumerate(field))
+        return "".join(
+            f'<rect x="{x:.1f}" y="{y:g}" width="{CELL}" height="17" fill="{fill}" stroke="#fff"/><text '
+            f'x="{x + CELL / 2:.1f}" y="{y + 13:g}" text-anchor="middle" font-size="11" fill="{INK}">{bit}</text>'
+            for x, bit in places
+        )
+
+    return Panel(CELL * len(field), 17.0, draw)
 
 
 def _error(value: float, held: float) -> str:
@@ -137,36 +138,34 @@ def _kind(held: float, format: Format) -> str:
     return f"subnormal, {bits} bit{'s' * (bits > 1)}"
 
 
-def _ranges(value: float, formats: Sequence[Format], y: float) -> list[str]:
+def _ranges(value: float, formats: Sequence[Format], left: float, top: float) -> str:
     """A bar for each format from its smallest to its largest positive number, on one axis of powers of two."""
+    start, end = left + NAME, left + WIDTH - 14
 
     def at(exponent: float) -> float:
-        return LEFT + (min(max(exponent, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST) * (RIGHT - LEFT)
+        return start + (min(max(exponent, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST) * (end - start)
 
-    body = [text(4, y + 6, "ranges: full bars are normal numbers, pale ones subnormal (fewer bits)", size=12)]
-    bottom = y + 18 + LANE * len(formats)
+    body, bottom = [], top + LANE * len(formats)
     for i, format in enumerate(formats):
-        top = y + 18 + i * LANE
-        low, normal, high = (
-            at(math.log2(n)) for n in (format.smallest_subnormal, format.smallest_normal, format.largest)
-        )
-        body.append(text(4, top + 12, format.name.removeprefix("fp8_"), size=12))
+        y = top + i * LANE
+        edges = [at(math.log2(n)) for n in (format.smallest_subnormal, format.smallest_normal, format.largest)]
+        body.append(text(left, y + 14, format.name.removeprefix("fp8_"), size=12))
         ends = f"{format.smallest_subnormal:.3g} to {format.largest:.3g}"
         bars = (
-            f'<rect x="{start:.1f}" y="{top:g}" width="{stop - start:.1f}" height="14" fill="{PALETTE[0]}"{look}/>'
-            for start, stop, look in ((low, normal, ' opacity="0.4"'), (normal, high, ""))
-            if stop > start
+            f'<rect x="{low:.1f}" y="{y + 2:g}" width="{high - low:.1f}" height="14" fill="{PALETTE[0]}"{look}/>'
+            for low, high, look in zip(edges, edges[1:], (' opacity="0.4"', ""), strict=False)
+            if high > low
         )
         label = f"{format.name}: {ends}, with all bits from {format.smallest_normal:.3g}"
         body.append(f"<g><title>{label}</title>{''.join(bars)}</g>")
-    body.append(line(LEFT, bottom, RIGHT, bottom))
+    body.append(line(start, bottom, end, bottom))
     for exponent in range(-150, HIGHEST + 1, 25):
         body += [line(at(exponent), bottom, at(exponent), bottom + 4)]
         body.append(text(at(exponent), bottom + 18, f"2^{exponent}", "middle", 11))
     if math.isfinite(value) and value != 0:
         x = at(math.log2(abs(value)))
-        body.append(line(x, y + 12, x, bottom, "4 3", 2, PALETTE[6]))
-    return body
+        body.append(line(x, top - 2, x, bottom, "4 3", 2, PALETTE[6]))
+    return "".join(body)
 
 
 def _text(value: float, digits: int = 9) -> str:

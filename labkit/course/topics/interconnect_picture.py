@@ -15,12 +15,14 @@ from labkit.plan.machine.topology import Links
 from labkit.plan.partition.layout import AXES, Layout
 from labkit.plan.step.wire_time import Demand, crosses, hops, on_wires
 from labkit.view.cube import COLOURS, DASHES
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, text, width_of
+from labkit.view.panels import Column, Panel, below, beside, page, phrase, sample, space, table, tile
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, text
 from labkit.view.units import bytes_text, plural, seconds_text
 
 MOST = 16
 """The most ranks that a picture has."""
-TOP, LEFT, BAR = 62.0, 266.0, 300.0
+BAR = 300.0
+"""The width of the longest bar."""
 LAW, SEEN = PALETTE[0], PALETTE[2]
 
 
@@ -33,43 +35,50 @@ def wires(layout: Layout, demand: Demand, links: Links, measured: Breakdown | No
     law = on_wires(layout, demand, links)
     head = title or f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} on {plural(len(links.by_node), 'node')}"
     total = f"{head}: {seconds_text(law.total)} on the wires in one step"
-    body = [headline(total), text(4, 42, cut(links.words, 118), size=12)]
-    drawn, bottom = _nodes(layout, links)
-    rows, y, facts = _bars(layout, demand, links, law, measured, bottom + 34)
+    bars, facts = _bars(layout, demand, links, law, measured)
     verdict = _verdict(layout, links, law)
-    body += [*drawn, *rows, text(4, y + 4, verdict, bold=True)]
-    return Picture("".join(body), y + 16, "; ".join([total, *facts, verdict]))
+    return page(
+        total, phrase(cut(links.words, 118), 12), _nodes(layout, links), bars, phrase(verdict, bold=True),
+        label="; ".join([total, *facts, verdict]),
+    )  # fmt: skip
 
 
-def _nodes(layout: Layout, links: Links) -> tuple[list[str], float]:
-    """The nodes' frames with their ranks, and the lines of all groups behind them; and the height below."""
+def _nodes(layout: Layout, links: Links) -> Panel:
+    """The nodes' frames with their ranks, and the lines of all groups behind them."""
     nodes = links.by_node
     gap = 26.0 if len(nodes) > 1 else 0.0
     wide = (WIDTH - 8 - gap * (len(nodes) - 1)) / len(nodes)
     across = min(4, max(len(node) for node in nodes))
     down = -(-max(len(node) for node in nodes) // across)
     tall = 66 + 62.0 * down
-    spots, out = {}, []
-    for index, node in enumerate(nodes):
-        x = 4 + index * (wide + gap)
-        out += [box(x, TOP, wide, tall), text(x + 8, TOP + 18, f"node {links.home[node[0]]}", bold=True)]
-        for place, rank in enumerate(node):
-            step = wide / across
-            spots[rank] = (x + (place % across + 0.5) * step, TOP + 62 + place // across * 62.0)
-    for order, axis in enumerate(reversed(AXES)):
-        seen = {tuple(sorted(edge)) for pairs in hops(layout, axis) for edge in pairs}
-        for a, b in sorted(seen):
-            out.append(_curve(spots[a], spots[b], axis, 14.0 + 9.0 * order, links.home[a] != links.home[b], (a, b)))
-    for rank, (x, y) in spots.items():
-        at = layout.coords(rank)
-        hover = f"rank {rank}: dp {at['dp']}, pp {at['pp']}, tp {at['tp']}"
-        middle = f'x="{x:.1f}" text-anchor="middle" fill="{INK}"'
-        out.append(
-            f'<g><title>{hover}</title><rect x="{x - 23:.1f}" y="{y - 16:.1f}" width="46" height="32" rx="3" '
-            f'fill="{PALETTE[4]}" stroke="currentColor"/><text {middle} y="{y - 3:.1f}" font-weight="600">{rank}</text>'
-            f'<text {middle} y="{y + 11:.1f}" font-size="11">{at["dp"]},{at["pp"]},{at["tp"]}</text></g>'
-        )
-    return [*out, text(WIDTH - 4, TOP + tall + 14, "in each box: rank; dp,pp,tp", "end", 11)], TOP + tall
+
+    def draw(left: float, top: float) -> str:
+        spots, out = {}, []
+        for index, node in enumerate(nodes):
+            x = left + index * (wide + gap)
+            out += [box(x, top, wide, tall), text(x + 8, top + 18, f"node {links.home[node[0]]}", bold=True)]
+            for place, rank in enumerate(node):
+                spots[rank] = (x + (place % across + 0.5) * wide / across, top + 62 + place // across * 62.0)
+        for order, axis in enumerate(reversed(AXES)):
+            for a, b in sorted({tuple(sorted(edge)) for pairs in hops(layout, axis) for edge in pairs}):
+                between = links.home[a] != links.home[b]
+                out.append(_curve(spots[a], spots[b], axis, 14.0 + 9.0 * order, between, (a, b)))
+        return "".join([*out, *(_rank(layout, rank, *spot) for rank, spot in spots.items())])
+
+    what = phrase("in each box: rank; dp,pp,tp", 11, anchor="end", width=WIDTH - 8)
+    return below(Panel(WIDTH - 8, tall, draw), what)
+
+
+def _rank(layout: Layout, rank: int, x: float, y: float) -> str:
+    """A box around (x, y) with a rank's number and its coordinates."""
+    at = layout.coords(rank)
+    hover = f"rank {rank}: dp {at['dp']}, pp {at['pp']}, tp {at['tp']}"
+    middle = f'x="{x:.1f}" text-anchor="middle" fill="{INK}"'
+    return (
+        f'<g><title>{hover}</title><rect x="{x - 23:.1f}" y="{y - 16:.1f}" width="46" height="32" rx="3" '
+        f'fill="{PALETTE[4]}" stroke="currentColor"/><text {middle} y="{y - 3:.1f}" font-weight="600">{rank}</text>'
+        f'<text {middle} y="{y + 11:.1f}" font-size="11">{at["dp"]},{at["pp"]},{at["tp"]}</text></g>'
+    )
 
 
 def _curve(a: tuple[float, float], b: tuple[float, float], axis: str, bend: float, between: bool, ranks: object) -> str:
@@ -87,38 +96,34 @@ def _curve(a: tuple[float, float], b: tuple[float, float], axis: str, bend: floa
 
 
 def _bars(
-    layout: Layout, demand: Demand, links: Links, law: Breakdown, measured: Breakdown | None, y: float
-) -> tuple[list[str], float, list[str]]:
-    """Two bars for each axis, the law and the measurement. Returns (elements, the height below, facts in words)."""
+    layout: Layout, demand: Demand, links: Links, law: Breakdown, measured: Breakdown | None
+) -> tuple[Panel, list[str]]:
+    """Two bars for each axis, the law and the measurement; and the same facts in words."""
     seen = {item.name: item.value for item in measured.items} if measured is not None else {}
     longest = max([*(item.value for item in law.items), *seen.values()]) or 1.0
-    out, facts = [], []
+    rows, facts = [], []
     for axis in ("tp", "pp", "dp"):
         count, n_bytes = demand[axis]
-        out.append(line(8, y - 4, 40, y - 4, DASHES[axis], 4, COLOURS[axis]))
+        named = beside(sample(32, 4, DASHES[axis], COLOURS[axis]), phrase(axis, bold=True, width=24), gap=8)
         if not count:
-            out += [text(50, y, axis, bold=True), text(82, y, "one rank: nothing to send", size=12)]
-            y += 30
+            rows.append((named, phrase("one rank: nothing to send", 12), space(0, 0)))
             continue
         over = crosses(layout, axis, links)
         where = f"{plural(over, 'edge')} between nodes" if over else "inside the nodes"
         call = "round trip" if axis == "pp" else "all_reduce"
         calls = f"{count} {call}{'s' * (count > 1)} of {bytes_text(n_bytes)}"
-        out += [text(50, y, axis, bold=True), text(82, y, calls, size=12), text(82, y + 17, where, size=12)]
         facts.append(f"{axis}: {calls}, {where}, law {seconds_text(law[axis])}")
-        out += _bar(y - 13, law[axis] / longest, LAW, f"law {seconds_text(law[axis])}")
+        bars = [_bar(law[axis] / longest, LAW, f"law {seconds_text(law[axis])}")]
         if axis in seen:
             words = f"measured {seconds_text(seen[axis])}"
-            out += _bar(y + 6, seen[axis] / longest, SEEN, words)
+            bars.append(_bar(seen[axis] / longest, SEEN, words))
             facts.append(f"{axis} {words}")
-        y += 48
-    return out, y, facts
+        rows.append((named, below(phrase(calls, 12), phrase(where, 12)), below(*bars, gap=2)))
+    return table((Column(), Column(), Column()), rows, gap=10, lead=10), facts
 
 
-def _bar(y: float, share: float, fill: str, words: str) -> list[str]:
-    wide = max(2.0, BAR * share)
-    x = min(LEFT + wide + 8, WIDTH - 4 - width_of(words))
-    return [box(LEFT, y, wide, 16, fill, "", words), text(x, y + 13, words)]
+def _bar(share: float, fill: str, words: str) -> Panel:
+    return beside(tile(max(2.0, BAR * share), 16, fill, "", words), phrase(words), gap=8)
 
 
 def _verdict(layout: Layout, links: Links, law: Breakdown) -> str:

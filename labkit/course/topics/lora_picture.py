@@ -18,7 +18,8 @@ from typing import Any
 from labkit.plan.breakdown import Breakdown
 from labkit.plan.step.adapters import adapter_numel
 from labkit.view import chart
-from labkit.view.svg import PALETTE, Picture, box, cut, round_marks, text
+from labkit.view.panels import Column, page, phrase, table, tile
+from labkit.view.svg import PALETTE, Picture, cut, round_marks
 from labkit.view.units import binary_text
 
 ROWS = (("full", PALETTE[7]), ("LoRA, law", PALETTE[0]), ("measured", PALETTE[2]))
@@ -52,22 +53,18 @@ def factors(in_features: int, out_features: int, rank: int) -> Picture:
     numel, whole = adapter_numel(in_features, out_features, rank), in_features * out_features
     scale = 170 / max(in_features, out_features)
     wide, tall, thin = in_features * scale, out_features * scale, max(1.0, rank * scale)
-    y, second = 40.0, 470.0
-    body = [
-        text(
-            4, 20, f"{numel:,} numbers train beside {whole:,} that do not: {whole / numel:.3g} times fewer", bold=True
-        ),
-        box(60, y, wide, tall, PALETTE[7], "", f"W: {out_features:,} x {in_features:,}"),
-        text(60, y + tall + 20, f"W, frozen  {out_features:,} x {in_features:,} = {whole:,}", size=12),
-        text(345, y + tall / 2 + 5, "+  α / r  ·", "middle", 16),
-        box(second - 70, y, thin, tall, PALETTE[1], "", f"B: {out_features:,} x {rank}"),
-        text(second - 70 + thin / 2, y + tall + 20, f"B  {out_features:,} x {rank}", "middle", 12),
-        text(second - 30 + min(thin, 40), y + tall / 2 + 5, "·", "middle", 16),
-        box(second + 30, y + (tall - thin) / 2, wide, thin, PALETTE[0], "", f"A: {rank} x {in_features:,}"),
-        text(second + 30 + wide / 2, y + (tall + thin) / 2 + 20, f"A  {rank} x {in_features:,}", "middle", 12),
-    ]
-    label = f"W of {out_features:,} x {in_features:,} and a correction of rank {rank}: {numel:,} numbers of {whole:,}"
-    return Picture("".join(body), y + tall + 34, label)
+    w, b, a = f"{out_features:,} x {in_features:,}", f"{out_features:,} x {rank}", f"{rank} x {in_features:,}"
+    drawn = (
+        tile(wide, tall, PALETTE[7], "", f"W: {w}"), phrase("+  α / r  ·", 16),
+        tile(thin, tall, PALETTE[1], "", f"B: {b}"), phrase("·", 16), tile(wide, thin, PALETTE[0], "", f"A: {a}"),
+    )  # fmt: skip
+    words = (f"W, frozen  {w} = {whole:,}", "", f"B  {b}", "", f"A  {a}")
+    return page(
+        f"{numel:,} numbers train beside {whole:,} that do not: {whole / numel:.3g} times fewer",
+        table([Column(anchor="middle")] * 5, [drawn, words], 12, lead=6).padded(left=40),
+        label=f"W of {w} and a correction of rank {rank}: {numel:,} numbers of {whole:,}",
+        size=13,
+    )
 
 
 @chart.style()
@@ -107,11 +104,7 @@ def lora(
             n_bytes, y = sizes[kind, name], 74 + tall * row + 18 * k
             chart.box(axes, 0, y, max(n_bytes, most / WIDE), 14, fill, "", f"{kind}, {name}: {n_bytes:,.0f} B")
             axes.annotate(binary_text(n_bytes), (n_bytes, y + 11.5), (6, 0), textcoords="offset points")
-    x = BARS
-    for name, fill, _ in sides:
-        figure.swatch(x, 39, fill)
-        figure.words(x + 20, 50, name, fontsize=12)
-        x += 34 + 7.2 * len(name)
+    figure.swatches(BARS, 39, ((name, fill) for name, fill, _ in sides))
     if quality is not None:
         _quality(figure, quality, targets, rank)
     return figure

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit.plan.schedules.schedule import Action, Schedule, Span, bubble, needs, simulate
+from labkit.view.panels import Panel, beside, legend, phrase
 from labkit.view.schedule import KINDS
-from labkit.view.svg import INK, PALETTE, WIDTH, Picture, box, cut, headline, line, round_marks, text
+from labkit.view.svg import INK, PALETTE, WIDTH, Picture, cut, headline, line, round_marks, text
 from labkit.view.units import plural, seconds_text
 
 LEFT, RIGHT, TOP, LANE = 62.0, WIDTH - 70.0, 62.0, 30.0
@@ -55,12 +56,9 @@ def player(
     share = bubble(spans) if whole > 0 else 0.0
     title = f"{schedule.name}, {plural(schedule.n_ranks, 'rank')}, {plural(schedule.n_micro, 'micro-batch')}"
     title += f": {whole:.4g} forwards, ranks wait {share:.1%}" + (f"; law {law}" if law else "")
-    body, right = [STYLE, headline(title, 14)], 4.0
-    for kind, word, colour, _ in KINDS:
-        if any(span.action.kind == kind for span in spans):
-            body += [box(right, 33, 12, 12, colour), text(right + 17, 44, f"{kind} {word}", size=12)]
-            right += 44 + 7.2 * len(word)
-    body.append(_frame(right, 33, 20, 12) + text(right + 26, 44, "what it needs", size=12))
+    kinds = {f"{kind} {word}": colour for kind, word, colour, _ in KINDS if any(s.action.kind == kind for s in spans)}
+    needed = beside(Panel(20.0, 12.0, lambda x, y: _frame(x, y, 20, 12)), phrase("what it needs", 12), gap=6)
+    body = [STYLE, headline(title, 14), beside(legend(kinds), needed, gap=20).draw(4, 30)]
     body.append(text(WIDTH - 4, 44, "waits", "end", 12))
     y = TOP
     body += _lanes(schedule, spans, y, whole, picked, "forwards")

@@ -11,15 +11,19 @@ It draws rows that a router has chosen (`unfair_router.choose`), and nothing tha
 
 from __future__ import annotations
 
+from functools import partial
+
 from labkit.course.topics.unfair_router import Routing
-from labkit.view.svg import PALETTE, WIDTH, Picture, box, headline, line, text, width_of
+from labkit.view.panels import Column, Panel, below, beside, over, page, phrase, rule, sample, table, tile
+from labkit.view.svg import PALETTE, WIDTH, Picture, width_of
 from labkit.view.units import bytes_text, plural
 
 RANKS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[7], PALETTE[6], "#8FB8DE")
 """A colour for each rank; dark words can be read on all of them."""
 MOST = 32
 """The most experts that a picture has."""
-TOP, HIGH, LANE, LEFT, END = 92.0, 128.0, 27.0, 64.0, 620.0
+HIGH, LANE = 128.0, 556.0
+"""The height of the highest bar, and the length of the longest lane."""
 
 
 def router(routing: Routing, row_bytes: int = 8192, title: str = "") -> Picture:
@@ -39,13 +43,13 @@ def router(routing: Routing, row_bytes: int = 8192, title: str = "") -> Picture:
     facts = f"{plural(total, 'row')} chosen, {routing.dropped:,} dropped ({routing.dropped / max(1, total):.1%})"
     if len(rows) > 1:
         facts += f"; on average {wait:.0%} of the experts' time is waiting"
-    body = [headline(claim), text(4, 42, facts, size=12)]
-    drawn, tellings = _experts(routing)
-    lanes, lane_tellings, bottom = _lanes(routing, row_bytes, slowest)
-    return Picture("".join([*body, *drawn, *lanes]), bottom, "; ".join([claim, facts, *tellings, *lane_tellings]))
+    experts, tellings = _experts(routing)
+    lanes, lane_tellings = _lanes(routing, row_bytes, slowest)
+    label = "; ".join([claim, facts, *tellings, *lane_tellings])
+    return page(claim, phrase(facts, 12), experts, lanes, label=label, gap=16)
 
 
-def _experts(routing: Routing) -> tuple[list[str], list[str]]:
+def _experts(routing: Routing) -> tuple[Panel, list[str]]:
     """A bar for each expert, and the same in words."""
     n, loads = routing.n_ranks, routing.by_expert
     wanted = [sum(rows) for rows in zip(*routing.wanted, strict=True)]
@@ -53,32 +57,26 @@ def _experts(routing: Routing) -> tuple[list[str], list[str]]:
     most, per_rank = max([*wanted, routing.room or 0, 1]), len(loads) // n
     gap = 10.0 if n > 1 else 0.0
     wide = (WIDTH - 8 - gap * (n - 1)) / len(loads)
-    bottom = TOP + HIGH
-    out = [text(4, TOP - 24, "rows by expert", bold=True), line(132, TOP - 28, 158, TOP - 28, "5 3")]
-    out.append(text(164, TOP - 24, f"mean {mean:,.0f}", size=12))
+    keys = [phrase("rows by expert", bold=True), beside(sample(26, 1, "5 3"), phrase(f"mean {mean:,.0f}", 12), gap=6)]
     if routing.room is not None:
-        out += [line(262, TOP - 28, 288, TOP - 28, "1 3", 2), text(294, TOP - 24, f"room {routing.room:,}", size=12)]
-        out += [_pale(400, TOP - 34, 14, 12), text(420, TOP - 24, "dropped", size=12)]
-    tellings = []
+        keys.append(beside(sample(26, 2, "1 3"), phrase(f"room {routing.room:,}", 12), gap=6))
+        keys.append(beside(Panel(14, 12, lambda x, y: _pale(x, y, 14, 12)), phrase("dropped", 12), gap=6))
+    bars, tellings = [], []
     for expert, (rows, asked) in enumerate(zip(loads, wanted, strict=True)):
         rank = expert // per_rank
-        x = 4 + expert * wide + rank * gap
-        high, above = HIGH * rows / most, HIGH * (asked - rows) / most
-        hover = f"expert {expert} on rank {rank}: {plural(rows, 'row')}" + f", {asked - rows:,} dropped" * (
-            asked > rows
-        )
-        if above:
-            out.append(_pale(x + 1, bottom - high - above, wide - 2, above))
-        out.append(box(x + 1, bottom - high, wide - 2, max(high, 0.5), RANKS[rank % len(RANKS)], "", hover))
-        if wide >= 34 or expert % 2 == 0:  # names of narrow bars would run together
-            out += [text(x + wide / 2, bottom + 14, f"e{expert}", "middle", 11)]
-            out += [text(x + wide / 2, bottom + 28, f"{rows:,}", "middle", 11)]
-        tellings.append(hover)
-    for height, dash, width in ((mean, "5 3", 1), (routing.room, "1 3", 2)):
-        if height is not None:
-            y = bottom - HIGH * height / most
-            out.append(line(4, y, WIDTH - 4, y, dash, width))
-    return [*out, line(4, bottom, WIDTH - 4, bottom)], tellings
+        hover = f"expert {expert} on rank {rank}: {plural(rows, 'row')}"
+        tellings.append(hover + f", {asked - rows:,} dropped" * (asked > rows))
+        high, above = max(HIGH * rows / most, 0.5), HIGH * (asked - rows) / most
+        pale = [Panel(wide - 2, above, partial(_pale, w=wide - 2, h=above))] if above else []
+        bar = below(*pale, tile(wide - 2, high, RANKS[rank % len(RANKS)], "", tellings[-1]))
+        named = wide >= 34 or expert % 2 == 0  # names of narrow bars would run together
+        names = (phrase(words * named, 11, anchor="middle", width=wide) for words in (f"e{expert}", f"{rows:,}"))
+        spread = gap if rank and expert % per_rank == 0 else 0.0
+        bars.append(below(bar.padded(left=1, top=HIGH - bar.height), *names).padded(left=spread))
+    levels = [(mean, "5 3", 1.0), (routing.room, "1 3", 2.0), (0.0, "", 1.0)]
+    lines = [rule(WIDTH - 8, width, dash).padded(top=HIGH * (1 - height / most) - 0.5)
+             for height, dash, width in levels if height is not None]  # fmt: skip
+    return below(beside(*keys, gap=20), over(beside(*bars, top=True), *lines), gap=12), tellings
 
 
 def _pale(x: float, y: float, w: float, h: float) -> str:
@@ -89,29 +87,23 @@ def _pale(x: float, y: float, w: float, h: float) -> str:
     )
 
 
-def _lanes(routing: Routing, row_bytes: int, slowest: int) -> tuple[list[str], list[str], float]:
-    """A lane for each rank: its rows as a length of time, then the wait; and its bytes. Elements, words, the height."""
-    rows, sent = routing.by_rank, routing.sent(row_bytes)
-    y = TOP + HIGH + 62
-    out = [text(4, y, "the experts' part of a layer, in time", bold=True)]
-    out.append(text(WIDTH - 4, y, "sent, there and back", "end", 12))
-    tellings, longest = [], max(*rows, 1)
-    y += 10
-    for rank, (count, n_bytes) in enumerate(zip(rows, sent, strict=True)):
-        wide = (END - LEFT) * count / longest
-        words = plural(count, "row")
-        hover = f"rank {rank}: {words}, sends {bytes_text(n_bytes)}"
-        share = 1 - count / longest
-        out.append(text(4, y + 16, f"rank {rank}", bold=rank == slowest))
+def _lanes(routing: Routing, row_bytes: int, slowest: int) -> tuple[Panel, list[str]]:
+    """A lane for each rank: its rows as a length of time, then the wait; and its bytes. And the same in words."""
+    lanes, tellings, longest = [], [], max(*routing.by_rank, 1)
+    for rank, (count, n_bytes) in enumerate(zip(routing.by_rank, routing.sent(row_bytes), strict=True)):
+        wide, words = LANE * count / longest, plural(count, "row")
+        telling = f"rank {rank}: {words}, sends {bytes_text(n_bytes)}"
         fits = width_of(words, 12) + 8 < wide
-        out.append(box(LEFT, y, max(wide, 0.5), LANE - 5, RANKS[rank % len(RANKS)], words if fits else "", hover))
-        if share > 0:
+        lane = [tile(max(wide, 0.5), 22, RANKS[rank % len(RANKS)], words if fits else "", telling)]
+        if count < longest:
+            share = 1 - count / longest
             wait = f"waits {share:.0%} of it for rank {slowest}"
-            room = END - LEFT - wide
-            inside = next((w for w in (wait, f"waits {share:.0%}") if width_of(w) + 8 < room), "")
-            out.append(box(LEFT + wide, y, room, LANE - 5, "none", inside, f"rank {rank} {wait}"))
-            hover += f", {wait}"
-        out.append(text(WIDTH - 4, y + 16, bytes_text(n_bytes), "end"))
-        tellings.append(hover)
-        y += LANE
-    return out, tellings, y + 6
+            inside = next((w for w in (wait, f"waits {share:.0%}") if width_of(w) + 8 < LANE - wide), "")
+            lane.append(tile(LANE - wide, 22, "none", inside, f"rank {rank} {wait}"))
+            telling += f", {wait}"
+        lanes.append((phrase(f"rank {rank}", bold=rank == slowest), beside(*lane), bytes_text(n_bytes)))
+        tellings.append(telling)
+    head = phrase("the experts' part of a layer, in time", bold=True)
+    sent = phrase("sent, there and back", 12, anchor="end", width=WIDTH - 8)
+    columns = (Column(width=56), Column(width=LANE), Column(anchor="end", width=WIDTH - LANE - 72))
+    return below(over(head, sent), table(columns, lanes, gap=4, lead=5), gap=4), tellings

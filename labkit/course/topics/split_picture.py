@@ -21,16 +21,17 @@ from dataclasses import dataclass
 
 from labkit.comm.ledger import Ledger
 from labkit.parallel.tensor import divided
-from labkit.view.svg import PALETTE, Picture, arrow, box, headline, line, text
+from labkit.view.panels import Column, Panel, below, beside, legend, over, page, phrase, space, table, tile
+from labkit.view.svg import PALETTE, WIDTH, Picture, arrow, line
 from labkit.view.units import bytes_text, metric_text, plural
 
 KINDS = ("column", "row", "column, then row", "attention")
 DIRECTIONS = ("forward", "backward")
 WHOLE, COLUMNS, ROWS, TERM = "whole", "columns", "rows", "term"
 LIT, PLAIN = PALETTE[0], PALETTE[4]
-LEFT, SLOT, DOOR, MIDDLE = 78.0, 98.0, 66.0, 152.0
-"""The left end of the first slot, the width of a matrix's slot and of that of f or g, a "door", and the height of the
-matrices' middle."""
+NAMES, SLOT, SIGN, DOOR, WAY = 78.0, 90.0, 10.0, 66.0, 336.0
+"""The widths of the names at the left, of a matrix's slot, of a sign between two, of f or g, a "door", and of what is
+sent in one direction."""
 TALL, WIDE = 96.0, 84.0
 """The height and the width of the largest matrix."""
 MOST_LINES = 16
@@ -151,100 +152,108 @@ def split_layer(layer: SplitLayer, rank: int = 0, direction: str = "forward", he
     sent = layer.sent_bytes(direction)
     ways = f"{layer.kind} on {plural(n, 'rank')}" + ", cut by position outside" * layer.sequence
     title = f"{ways}, {direction}: rank {rank} sends {bytes_text(sent)}"
-    body = [headline(title), *_legend(layer, rank)]
-    x, doors = LEFT, iter(layer.doors)
-    for matrix, after in zip(layer.matrices, (*layer.matrices[1:], None), strict=True):
-        body += _matrix(matrix, layer, rank, direction, x)
-        x += SLOT
-        if (matrix.name == "x" and layer.kind != "row") or matrix.cut == TERM:
-            body += _door(layer, next(doors), direction, x)
-            x += DOOR
-        elif after and direction == "forward":
-            body.append(
-                text(x, MIDDLE + 4, "·" if "W" in after.name else "→" if after.cut == COLUMNS else "=", "middle")
-            )
-    body += [text(4, 238, "whole", size=12, bold=True), text(4, 256, f"on rank {rank}", size=12, bold=True)]
-    body += _table(layer, direction, ledgers)
     weights = layer.n_weights * layer.item_bytes
     held = f"weights: {metric_text(weights, 'B')} whole, {metric_text(weights / n, 'B')} on each rank"
-    body.append(text(4, 392, f"{held}; gradients and optimizer states likewise, with no message of their own", size=12))
+    held += "; gradients and optimizer states likewise, with no message of their own"
     shapes = "; ".join(f"{m.name} {list(m.local(n))} of {[m.rows, m.columns]}" for m in layer.matrices)
     measured = "; ".join(f"{way} on ranks {ledger.sent_bytes():,} B" for way, ledger in ledgers.items())
     laws = "; ".join(f"{way} by law {layer.sent_bytes(way):,} B" for way in DIRECTIONS)
-    return Picture("".join(body), 402, f"{title}; {shapes}; {laws}" + (f"; {measured}" if measured else ""))
+    return page(
+        title, _legend(layer, rank), _matrices(layer, rank, direction), _bytes(layer, direction, ledgers),
+        phrase(held, 12), label=f"{title}; {shapes}; {laws}" + (f"; {measured}" if measured else ""),
+    )  # fmt: skip
 
 
-def _legend(layer: SplitLayer, rank: int) -> list[str]:
-    """The legend of the colours."""
-    rows = ((LIT, f"here, on rank {rank}"), (PLAIN, "here whole, as on every rank"), ("none", "on another rank"))
-    out, x = [], 4.0
-    for fill, words in rows:
-        out += [box(x, 34, 14, 14, fill), text(x + 20, 45, words, size=12)]
-        x += 46 + 6.6 * len(words)
-    return [*out, text(796, 45, f"S = B T D × {layer.item_bytes} B = {bytes_text(layer.message_bytes)}", "end", 12)]
+def _legend(layer: SplitLayer, rank: int) -> Panel:
+    """The legend of the colours, and S."""
+    keys = {f"here, on rank {rank}": LIT, "here whole, as on every rank": PLAIN, "on another rank": "none"}
+    law = f"S = B T D × {layer.item_bytes} B = {bytes_text(layer.message_bytes)}"
+    return over(legend(keys), phrase(law, 12, anchor="end", width=WIDTH - 8))
 
 
-def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str, x: float) -> list[str]:
-    """One matrix in its slot: the cuts, the coloured part of the rank, and both shapes below."""
+def _matrices(layer: SplitLayer, rank: int, direction: str) -> Panel:
+    """The matrices from x to y with their names above and their shapes below, whole and on one rank; and between them
+    the doors, or signs of what is done with them."""
+    columns = [Column(width=NAMES)]
+    names, drawn = list[str | Panel]([""]), list[str | Panel]([""])
+    whole, local = (list[str | Panel]([phrase(words, 12, True)]) for words in ("whole", f"on rank {rank}"))
+    doors, back = iter(layer.doors), direction == "backward"
+    for matrix, after in zip(layer.matrices, (*layer.matrices[1:], None), strict=True):
+        name = "d" * back + ("y" if back and matrix.cut == TERM else matrix.name)
+        rows, across = matrix.local(layer.n_ranks)
+        if (matrix.name == "x" and layer.kind != "row") or matrix.cut == TERM:
+            between = _door(layer, next(doors), direction)
+        elif after and not back:
+            between = phrase("·" if "W" in after.name else "→" if after.cut == COLUMNS else "=")
+        else:
+            between = space(SIGN, 0)
+        columns += [Column(anchor="middle", width=SLOT), Column(anchor="middle", width=max(SIGN, between.width))]
+        names += [phrase(name, 12, True, "middle"), ""]
+        drawn += [_matrix(matrix, layer, rank, direction), between]
+        whole += [phrase(f"[{matrix.rows}, {matrix.columns}]", 11, anchor="middle"), ""]
+        local += [phrase(f"[{rows}, {across}]", 11, True, "middle"), ""]
+    return table(columns, (names, drawn, whole, local), gap=0)
+
+
+def _matrix(matrix: Matrix, layer: SplitLayer, rank: int, direction: str) -> Panel:
+    """One matrix, with its cuts, and the part of the rank coloured."""
     n, largest = layer.n_ranks, max(max(other.rows, other.columns) for other in layer.matrices)
     high = TALL * max(0.34, min(1.0, matrix.rows / largest) ** 0.4)
     wide = WIDE * max(0.34, min(1.0, matrix.columns / largest) ** 0.4)
-    left, top = x + (SLOT - wide) / 2, MIDDLE - high / 2
     back = direction == "backward"
-    name = "d" * back + ("y" if back and matrix.cut == TERM else matrix.name)
-    shape = list(matrix.local(n))
     term = "whole on every rank" if back else "one term of a sum, as large as the whole"
     extent = {TERM: term, WHOLE: "whole on every rank"}.get(matrix.cut)
-    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {extent or f'{matrix.cut} {rank} of {n}, {shape}'}"
-    out = []
-    if matrix.cut in (ROWS, COLUMNS):
-        across = matrix.cut == COLUMNS
-        out.append(box(left, top, wide, high, "none", "", hover))
-        step = (wide if across else high) / n
-        part = (left + rank * step, top, step, high) if across else (left, top + rank * step, wide, step)
-        out.append(box(*part, LIT, "", hover))
-        for k in range(1, n if n <= MOST_LINES else 0):
-            at = (left if across else top) + k * step
-            ends = (at, top, at, top + high) if across else (left, at, left + wide, at)
-            out.append(line(*ends, "2 3"))
-    else:
-        fill = LIT if matrix.cut == TERM and not back else PLAIN
-        out.append(box(left, top, wide, high, fill, "", hover))
-    middle = x + SLOT / 2
-    out.append(text(middle, 92, name, "middle", 12, True))
-    out.append(text(middle, 238, f"[{matrix.rows}, {matrix.columns}]", "middle", 11))
-    return [*out, text(middle, 256, f"[{shape[0]}, {shape[1]}]", "middle", 11, True)]
+    part = f"{matrix.cut} {rank} of {n}, {list(matrix.local(n))}"
+    hover = f"{matrix.name} {[matrix.rows, matrix.columns]}: {extent or part}"
+    if matrix.cut not in (ROWS, COLUMNS):
+        return tile(wide, high, LIT if matrix.cut == TERM and not back else PLAIN, "", hover)
+    across = matrix.cut == COLUMNS
+    lit = tile(wide / n, high, LIT, "", hover) if across else tile(wide, high / n, LIT, "", hover)
+    # the cuts are the edges between n parts, of which only these lines are drawn
+    cuts = [k / n for k in range(1, n if n <= MOST_LINES else 0)]
+
+    def edges(x: float, y: float) -> str:
+        if across:
+            return "".join(line(x + k * wide, y, x + k * wide, y + high, "2 3") for k in cuts)
+        return "".join(line(x, y + k * high, x + wide, y + k * high, "2 3") for k in cuts)
+
+    chosen = lit.padded(left=rank * wide / n) if across else lit.padded(top=rank * high / n)
+    return over(tile(wide, high, "none", "", hover), chosen, Panel(wide, high, edges))
 
 
-def _door(layer: SplitLayer, name: str, direction: str, x: float) -> list[str]:
+def _door(layer: SplitLayer, name: str, direction: str) -> Panel:
     """f or g between two slots, with an arrow in the direction of the pass; it is filled if it sends anything."""
     verb = layer.verb(name, direction)
-    ends = [(x + 2, MIDDLE + 34), (x + DOOR - 2, MIDDLE + 34)]
-    sent = layer.sent_bytes(direction, name)
-    hover = f"{name}, {direction}: " + (f"{verb}, {sent:,} B from each rank" if verb else "nothing is sent")
-    out = [box(x + 19, MIDDLE - 22, 28, 44, PALETTE[1] if verb else "none", name, hover, 2.5 if verb else 1)]
-    out.append(arrow(ends if direction == "forward" else ends[::-1], hover))
-    words = verb.replace("_", "-").split("-") if verb else ["sends", "nothing"]
-    out += [text(x + DOOR / 2, MIDDLE - 46 + 14 * k, word, "middle", 11) for k, word in enumerate(words)]
-    return out
+    hover = f"{name}, {direction}: "
+    hover += f"{verb}, {layer.sent_bytes(direction, name):,} B from each rank" if verb else "nothing is sent"
+    does = verb.replace("_", "-").split("-") if verb else ["sends", "nothing"]
+
+    def passes(x: float, y: float) -> str:
+        ends = [(x + 2, y + 12), (x + DOOR - 2, y + 12)]
+        return arrow(ends if direction == "forward" else ends[::-1], hover)
+
+    box_ = tile(28, 44, PALETTE[1] if verb else "none", name, hover, 2.5 if verb else 1).padded(left=DOOR / 2 - 14)
+    return below(*(phrase(word, 11, anchor="middle", width=DOOR) for word in does), box_, Panel(DOOR, 31, passes))
 
 
-def _table(layer: SplitLayer, direction: str, ledgers: Mapping[str, Ledger]) -> list[str]:
+def _bytes(layer: SplitLayer, direction: str, ledgers: Mapping[str, Ledger]) -> Panel:
     """f and g, forward and backward, with the chosen direction framed; measured bytes below the law's."""
-    places = {"forward": 118.0, "backward": 460.0}
-    out = [box(places[direction] - 8, 272, 336, 96, "none", "", f"chosen: {direction}", 2.5)]
-    for way, x in places.items():
-        out.append(text(x, 288, way + " (shown above)" * (way == direction), bold=True))
-        for k, door in enumerate(layer.doors):
-            verb, y = layer.verb(door, way), 306 + 18 * k
+    columns = [below(space(NAMES, 24), *(phrase(door, bold=True) for door in layer.doors))]
+    for way in DIRECTIONS:
+        rows = [phrase(way + " (shown above)" * (way == direction), bold=True)]
+        for door in layer.doors:
+            verb = layer.verb(door, way)
             name = {"f": "dx" if way == "backward" else "x", "g": "dy" if way == "backward" else "y"}[door[0]]
             law = "2(n-1)/n S" if verb == "all_reduce" else "(n-1)/n S"
             words = f"{verb.replace('_', '-')} of {name}: {law} = {bytes_text(layer.sent_bytes(way, door))}"
-            out.append(text(x, y, words if verb else f"{name} goes on as it is: 0 B", size=12))
-        out.append(text(x, 342, f"together {layer.sent_bytes(way):,} B from each rank", size=12))
+            rows.append(phrase(words if verb else f"{name} goes on as it is: 0 B", 12))
+        rows.append(phrase(f"together {layer.sent_bytes(way):,} B from each rank", 12))
         if way in ledgers:
             seen, law_bytes = ledgers[way].sent_bytes(), layer.sent_bytes(way)
             same = "as the law" if seen == law_bytes else f"the law says {law_bytes:,} B"
             how = "charged" if ledgers[way].charged_bytes() else "counted"
-            out.append(text(x, 360, f"{how} on ranks: {seen:,} B, {same}", size=12, bold=True))
-    return out + [text(4, 306 + 18 * k, door, bold=True) for k, door in enumerate(layer.doors)]
+            rows.append(phrase(f"{how} on ranks: {seen:,} B, {same}", 12, bold=True, width=WAY - 16))
+        inside = below(*rows, gap=1).padded(8, 4, 8, 6)
+        frame = tile(WAY, inside.height, "none", "", f"chosen: {direction}", 2.5)
+        columns.append(over(frame if way == direction else space(WAY, 0), inside))
+    return beside(*columns, gap=6, top=True)

@@ -120,9 +120,7 @@ def _laws(figure: chart.Chart, state: ModelState, stage: int, n_micro: int) -> N
 
 def _legend(figure: chart.Chart, device: tuple[str, float] | None, near: bool) -> None:
     """The legend of the kinds' colours and of the device's line."""
-    for k, kind in enumerate(KINDS[:3]):
-        figure.swatch(LEFT + 110 * k, BOTTOM + 106, KIND_COLOURS[k])
-        figure.words(LEFT + 110 * k + 18, BOTTOM + 117, kind, fontsize=12)
+    figure.swatches(LEFT, BOTTOM + 106, zip(KINDS[:3], KIND_COLOURS, strict=False))
     if device:
         figure.rule(BOTTOM + 112, LEFT + 330, LEFT + 358, (0, (9, 4)), PALETTE[6], 2.5)
         where = "" if near else ", above the picture"

@@ -14,10 +14,12 @@ squares on the diagonal are half full.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
 
 from labkit.parallel.blockwise_attention import Part
-from labkit.view.svg import PALETTE, Picture, box, headline, line, text
+from labkit.view.panels import Panel, below, beside, page, phrase, space, tile
+from labkit.view.svg import PALETTE, Picture, box, line, text
 from labkit.view.units import plural
 
 COLOURS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[6], PALETTE[7])
@@ -55,24 +57,27 @@ def orders(ways: Mapping[str, Sequence[Part]], title: str = "") -> Picture:
     n = len(next(iter(ways.values())))
     if n > MOST:
         raise ValueError(f"{n} ranks are too many for this picture, which draws up to {MOST}")
-    facts, body = [], []
-    for place, (name, parts) in enumerate(ways.items()):
-        left, total = 36.0 + 400 * place, slowest(parts)
-        shares = [sum(hops) for hops in zip(*work(parts), strict=True)]
+    sides, facts = [], []
+    for name, parts in ways.items():
+        total, shares = slowest(parts), [sum(hops) for hops in zip(*work(parts), strict=True)]
         mean = sum(shares) / n
         facts.append(
             f"{name}: " + ", ".join(f"rank {rank} {share / mean:.2f}" for rank, share in enumerate(shares))
             + f" of the mean; hop by hop {total:.2f} times as long as equal work"
         )  # fmt: skip
-        body += [text(left, 48, name, bold=True), *_square(left, 66, parts)]
-        body += _bars(left, 66 + SIDE + 44, [share / mean for share in shares], max(1.0, 2 - 1 / n))
-        tall = 66 + SIDE + 52 + 22.0 * n
-        body.append(text(left, tall + 10, f"a ring waits for the slowest in each hop: {total:.2f} times", size=12))
+        sides.append(below(
+            phrase(name, bold=True),
+            Panel(SIDE, SIDE, partial(_square, parts)),
+            phrase("rows are queries, columns keys, first to last", 12, anchor="middle", width=SIDE),
+            _bars([share / mean for share in shares], max(1.0, 2 - 1 / n)),
+            phrase(f"a ring waits for the slowest in each hop: {total:.2f} times", 12, width=SIDE),
+            gap=8,
+        ))  # fmt: skip
     head = title or f"{plural(n, 'rank')}, causal: who computes which scores"
-    return Picture("".join([headline(head), *body]), tall + 24, "; ".join([head, *facts]))
+    return page(head, beside(*sides, gap=112).padded(left=32), label="; ".join([head, *facts]))
 
 
-def _square(left: float, top: float, parts: Sequence[Part]) -> list[str]:
+def _square(parts: Sequence[Part], left: float, top: float) -> str:
     """A square of 2n x 2n chunks: the rank that computes each."""
     length, chunks = sum(len(run) for part in parts for run in part), 2 * len(parts)
     owner = {at: rank for rank, part in enumerate(parts) for run in part for at in run}
@@ -90,10 +95,7 @@ def _square(left: float, top: float, parts: Sequence[Part]) -> list[str]:
                 out.append(box(*at, side, side, COLOURS[rank % len(COLOURS)], words, hover))
     out.append(line(left, top, left + SIDE, top))
     out.append(line(left + SIDE, top, left + SIDE, top + SIDE))
-    out.append(text(left + SIDE - 6, top + 18, "not seen", "end", 12))
-    legend = "rows are queries, columns keys, first to last"
-    out.append(text(left + SIDE / 2, top + SIDE + 16, legend, "middle", 12))
-    return out
+    return "".join([*out, text(left + SIDE - 6, top + 18, "not seen", "end", 12)])
 
 
 def _half(x: float, y: float, side: float, fill: str, hover: str) -> str:
@@ -102,15 +104,11 @@ def _half(x: float, y: float, side: float, fill: str, hover: str) -> str:
     return f'<g><title>{hover}</title><path d="{path}" fill="{fill}" stroke="currentColor"/></g>'
 
 
-def _bars(left: float, top: float, shares: Sequence[float], most: float) -> list[str]:
+def _bars(shares: Sequence[float], most: float) -> Panel:
     """A bar for each rank: its work over the mean."""
-    out = []
+    rows = []
     for rank, share in enumerate(shares):
-        y = top + 22 * rank
-        wide = 190 * share / max(most, *shares)
-        out.append(text(left, y + 12, f"rank {rank}", size=12))
-        out.append(
-            box(left + 46, y, wide, 16, COLOURS[rank % len(COLOURS)], "", f"rank {rank}: {share:.2f} of the mean")
-        )
-        out.append(text(left + 52 + wide, y + 12, f"{share:.2f}", size=12))
-    return out
+        hover = f"rank {rank}: {share:.2f} of the mean"
+        bar = tile(190 * share / max(most, *shares), 16, COLOURS[rank % len(COLOURS)], "", hover)
+        rows.append(beside(phrase(f"rank {rank}", 12, width=46), bar, space(6, 0), phrase(f"{share:.2f}", 12)))
+    return below(*rows, gap=5)

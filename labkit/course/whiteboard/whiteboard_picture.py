@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from labkit.course.whiteboard.derivation import Derivation, Symbol
 from labkit.course.whiteboard.formula import Formula
 from labkit.view import chart
-from labkit.view.svg import PALETTE, WIDTH, Picture, headline, line, text
+from labkit.view.panels import Column, page, phrase, table
+from labkit.view.svg import PALETTE, WIDTH, Picture
 from labkit.view.units import metric_text, number_text, seconds_text
 
 TRUTH, MINE, APART = PALETTE[2], chart.LINES[0], PALETTE[7]
@@ -23,16 +24,15 @@ POINTS = 40
 
 def question(asked: Derivation) -> Picture:
     """The symbols of a question, before anybody has answered."""
-    rows = [("symbol", "what it is", "unit", "drawn from"), *map(_row, asked.symbols)]
-    places, body = (4.0, 76.0, 470.0, 590.0), [headline(asked.name)]
-    for k, row in enumerate(rows):
-        y = 48 + 24 * k
-        body += [text(x, y, word, bold=k == 0 or x == 4, size=13) for x, word in zip(places, row, strict=True)]
-        body.append(line(4, y + 7, WIDTH - 4, y + 7, width=0.5 if k else 1))
-    low = 48 + 24 * len(rows)
-    body.append(text(4, low + 4, f"wanted: {asked.unit or 'a plain number'}", bold=True))
-    meanings = "; ".join(f"{name}: {means}" + f" in {unit}" * bool(unit) for name, means, unit, _ in rows[1:])
-    return Picture("".join(body), low + 18, f"{asked.name}: {asked.question} {meanings}")
+    columns = [Column("symbol"), Column("what it is", width=386), Column("unit", width=112), Column("drawn from")]
+    rows, meanings = [], []
+    for symbol in asked.symbols:
+        name, means, unit, ends = _row(symbol)
+        rows.append((phrase(name, bold=True), means, unit, ends))
+        meanings.append(f"{name}: {means}" + f" in {unit}" * bool(unit))
+    wanted = phrase(f"wanted: {asked.unit or 'a plain number'}", bold=True)
+    label = f"{asked.name}: {asked.question} {'; '.join(meanings)}"
+    return page(asked.name, table(columns, rows, lead=6, width=WIDTH - 8), wanted, label=label)
 
 
 def _row(symbol: Symbol) -> tuple[str, str, str, str]:
