@@ -76,9 +76,9 @@ class RoundingNoise(TorchDispatchMode):
             size = self.size * self.share * math.sqrt(n_terms)
             args = with_tensors(args, (self._noisy(x, size) for x in list(tensors_in(args))))
         output = func(*args, **kwargs)
-        held = {x.data_ptr() for x in tensors_in((args, kwargs)) if x.numel()}
+        held = {x.untyped_storage().data_ptr() for x in tensors_in((args, kwargs)) if x.numel()}
         results = list(tensors_in(output))
-        if any(x.numel() and x.data_ptr() in held for x in results):
+        if any(x.numel() and x.untyped_storage().data_ptr() in held for x in results):
             return output  # a view: nothing was computed
         return with_tensors(output, (self._noisy(x, self.size) for x in results))
 

@@ -142,4 +142,5 @@ class NotReplayed:
 def _wide(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.double() if value.is_floating_point() and value.dim() else value.clone()
+    # a copy of its own: optimizers change their state in place, and several replays begin with the same
+    return value.to(torch.float64 if value.is_floating_point() and value.dim() else value.dtype, copy=True)

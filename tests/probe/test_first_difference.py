@@ -229,8 +229,11 @@ def test_a_view_is_not_noisy_and_cancellation_is_seen():
     x = torch.randn(100, dtype=torch.float64)
     with RoundingNoise(1e-6, 1.0, 0):
         assert torch.equal(x.view(10, 10).flatten(), x)
+        whole = torch.zeros(100, dtype=torch.float64)
+        whole[50:] = x[50:]  # a view that begins elsewhere than its tensor
         shifted = (x + 1e6) - 1e6
     assert 0.1 < float((shifted - x).std()) < 10
+    assert (whole[50:] - x[50:]).abs().max() < 1e-4
 
 
 def test_a_larger_lambda_allows_more():
