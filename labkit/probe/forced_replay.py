@@ -74,7 +74,10 @@ class RoundingNoise(TorchDispatchMode):
             n_terms //= max(1, min((x.numel() for x in results), default=1))
         if n_terms > 1:
             size = self.size * self.share * math.sqrt(n_terms)
-            args = with_tensors(args, (self._noisy(x, size) for x in list(tensors_in(args))))
+            if "batch_norm" in name:  # it writes its running means into what it was given
+                args = (self._noisy(args[0], size), *args[1:])
+            else:
+                args = with_tensors(args, (self._noisy(x, size) for x in list(tensors_in(args))))
         output = func(*args, **kwargs)
         held = {x.untyped_storage().data_ptr() for x in tensors_in((args, kwargs)) if x.numel()}
         results = list(tensors_in(output))
@@ -239,6 +242,6 @@ class ForcedReplay:
 
 def distance(part: Part, computed: Tensor) -> Tensor:
     """A rank's part minus what was computed; 0 where both are the same infinity, or no number."""
-    own = computed[part.index].double()
+    own = computed[part.where].double()
     alike = (part.value == own) | (part.value.isnan() & own.isnan())
     return torch.where(alike, 0.0, part.value - own)

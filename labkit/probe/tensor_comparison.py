@@ -87,7 +87,7 @@ class TensorComparison:
                 other = assembled(values[1 - judged] or (), whole)
                 names = ", ".join(dtype_name(self._start_format(run, kind, name)) for run in self.runs)
                 for part in values[judged] or ():
-                    own = other[part.index]
+                    own = other[part.where]
                     yield self._compared(
                         0, "start", _layer(name), f"{kind} {_leaf(name)}", part.rank, self.other.name,
                         _norm(distance(part, other)), rounded * _norm(own), _norm(own),
@@ -217,25 +217,25 @@ class TensorComparison:
         # clipping divides by the norm of all gradients: two runs have two norms, and so two factors
         apart = abs(norms[reference] / other - 1) if other else 0.0
         for name in names:
-            computed = [one.exact.gradients[name] * factor for one in played]
+            scaled = [one.exact.gradients[name] * factor for one in played]
             spread = []
-            for run, one, whole in zip(self.runs, played, computed, strict=True):
+            for run, one, whole in zip(self.runs, played, scaled, strict=True):
                 unit = max(self.unit_at(run, None), unit_of(self._gradient_format(run, step, name)))
                 own = self._spread(run, step, one, "gradients", name, unit)
                 # the factor is a norm of all gradients: as many roundings as there are layers, at most
                 slack = (apart + 8 * unit) / self.bound
                 spread.append((own[0] * abs(factor) + slack * whole.abs(), unit, own[2]))
             label = (step, "gradient", _layer(name), f"gradient of {_leaf(name)} that the step found")
-            yield from self._pair(label, values[name], computed, spread)
+            yield from self._pair(label, values[name], scaled, spread)
 
     def _updates(self, step: int, updates: Sequence[ReplayedUpdate]) -> Iterator[Judged]:
         results = [update.play(step) for update in updates]
         for name in results[0]:
             if name not in results[1]:
                 continue
-            both = [result[name] for result in results]
-            if any(isinstance(one, str) for one in both):
-                self._skip(next(one for one in both if isinstance(one, str)))
+            both = [one for one in (result[name] for result in results) if not isinstance(one, str)]
+            if len(both) < len(results):
+                self._skip(next(one for one in (result[name] for result in results) if isinstance(one, str)))
                 continue
             values = [
                 self._held(run, "parameter", name, one[0].shape, step) for run, one in zip(self.runs, both, strict=True)
@@ -260,8 +260,8 @@ class TensorComparison:
         for run, parts, whole, (std, unit, n_parts) in zip(self.runs, values, computed, spread, strict=True):
             rows = []
             for part in parts or ():
-                own = whole[part.index]
-                scale, stored = self.bound * math.sqrt(n_parts) * _norm(std[part.index]), unit * _norm(own)
+                own = whole[part.where]
+                scale, stored = self.bound * math.sqrt(n_parts) * _norm(std[part.where]), unit * _norm(own)
                 law = (
                     f"lambda sqrt(parts) spread + u |result|, lambda = {self.bound:g}, parts = {n_parts:g}, "
                     f"u = {unit:.3g}: {scale:.3e} + {stored:.3e} where the result is {_norm(own):.3e}"

@@ -25,10 +25,10 @@ counted from -1 on downwards."""
 
 
 class Part(NamedTuple):
-    """What one rank holds of a whole tensor: `whole[index]` is `value`. rank None: several ranks hold it together."""
+    """What one rank holds of a whole tensor: `whole[where]` is `value`. rank None: several ranks hold it together."""
 
     rank: int | None
-    index: tuple[Any, ...]
+    where: tuple[Any, ...]
     value: Tensor
 
 
@@ -102,10 +102,10 @@ class WholeRun:
         for rank, record, kept in self._steps(step):
             for call in kept.calls:
                 if (call.module, call.nth) == key[:2] and key[2] < len(call.outputs):
-                    value = call.outputs[key[2]]
-                    if value is None:
+                    output = call.outputs[key[2]]
+                    if output is None:
                         return None
-                    laid.append(Laid(rank, record.tp.rank, record.dp.rank, call.micro, value))
+                    laid.append(Laid(rank, record.tp.rank, record.dp.rank, call.micro, output))
         return self._placed(step, laid, shape, summed=False)
 
     def gradients_out(self, step: int, key: Key, shape: torch.Size) -> list[Part] | None:
@@ -186,7 +186,7 @@ def assembled(parts: Sequence[Part], like: Tensor) -> Tensor:
     """The whole tensor, in float64, with zeros where nobody holds anything; of copies the first rank's."""
     whole = torch.zeros(like.shape, dtype=torch.float64)
     for part in reversed(parts):
-        whole[part.index] = part.value
+        whole[part.where] = part.value
     return whole
 
 
