@@ -50,6 +50,7 @@ class TensorComparison:
         self.units: dict[str, dict[str, float]] = {}
 
     def looked(self) -> Looked:
+        """What was compared so far, and what was left out."""
         ranks = len(self.runs[0].records), len(self.runs[1].records)
         return Looked(
             self.n_tensors, len(self.layers), len(self.steps), ranks, tuple(sorted(self.skipped.items()))
