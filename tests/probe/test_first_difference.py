@@ -76,6 +76,16 @@ def test_nothing_of_labkits_own_runs_is_left_out(name):
     assert len(parameters) == sum(1 for _ in pairs.gpt().parameters())
 
 
+def test_a_layer_behind_a_wrong_one_is_not_accused():
+    """Would catch a replay that goes on with its own numbers: then all layers behind the first mistake look wrong."""
+    other = pairs.perceptron()
+    other[3].eps = 0.01
+    runs = [pairs.stock(model, data=pairs.numbers(*pairs.FLAT)) for model in (pairs.perceptron(), other)]
+    compared = [one for one in compared_tensors(*runs) if one.phase == "forward"]
+    assert {one.layer for one in compared if one.ratio > 1} == {"3"}
+    assert {one.layer for one in compared} >= {"4", "5", "6"}
+
+
 def test_a_run_and_itself_are_alike():
     """Would catch noise that gets into the exact replay: of one run twice nothing is further than of the run once."""
     a = pairs.stock(pairs.perceptron(), data=pairs.numbers(*pairs.FLAT))
