@@ -93,11 +93,13 @@ from labkit.plan.step.memory import predict_memory as predict_memory
 from labkit.plan.step.time import predict_step as predict_step
 from labkit.probe.clock import Clock as Clock
 from labkit.probe.film import Film as Film
+from labkit.probe.first_difference import first_difference as first_difference
 from labkit.probe.gather import GatherProbe as GatherProbe
 from labkit.probe.machine import measure_hardware as measure_hardware
 from labkit.probe.memory import MemoryProbe as MemoryProbe, VirtualOutOfMemory as VirtualOutOfMemory
 from labkit.probe.recording import Recording as Recording
 from labkit.probe.rehearsal import Rehearsal as Rehearsal, run_fake as run_fake
+from labkit.probe.tensor_probe import TensorProbe as TensorProbe
 from labkit.rehearsal import rehearse as rehearse
 from labkit.train.accumulate import accumulate as accumulate
 from labkit.train.checkpoint import checkpoint as checkpoint, checkpoint_sequential as checkpoint_sequential
@@ -136,6 +138,7 @@ __all__ = (
     "Reply",
     "RowParallelLinear",
     "Schedule",
+    "TensorProbe",
     "WorkerError",
     "ZeRO1",
     "ZeRO2",
@@ -147,6 +150,7 @@ __all__ = (
     "compare",
     "doctor",
     "exercise",
+    "first_difference",
     "gpipe",
     "hint",
     "inject_lora",
