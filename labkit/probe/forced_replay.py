@@ -240,7 +240,7 @@ class ForcedReplay:
         return arrives
 
 
-def distance(part: Part, computed: Tensor) -> Tensor:
+def residual(part: Part, computed: Tensor) -> Tensor:
     """A rank's part minus what was computed; 0 where both are the same infinity, or no number."""
     own = computed[part.where].double()
     alike = (part.value == own) | (part.value.isnan() & own.isnan())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.plan.words import dtype_name
-from labkit.probe.forced_replay import Computed, ForcedReplay, RoundingNoise, distance
+from labkit.probe.forced_replay import Computed, ForcedReplay, RoundingNoise, residual
 from labkit.probe.judged_tensor import Judged, Looked, unit_of
 from labkit.probe.replayed_update import ReplayedUpdate
 from labkit.probe.tensor_record import KeptPiece, RootCall, tensors_in
@@ -91,7 +91,7 @@ class TensorComparison:
                     own = other[part.where]
                     yield self._compared(
                         0, "start", _layer(name), f"{kind} {_leaf(name)}", part.rank, self.other.name,
-                        _norm(distance(part, other)), rounded * _norm(own), _norm(own),
+                        _norm(residual(part, other)), rounded * _norm(own), _norm(own),
                         f"u |w| with u = {rounded:g} ({names})" if rounded else f"equal bits ({names})",
                     )  # fmt: skip
 
@@ -198,7 +198,7 @@ class TensorComparison:
             for part in gradients[judged] or ():
                 yield self._compared(
                     step, "backward", key[0], "gradient of the output, from the loss", part.rank, self.other.name,
-                    _norm(distance(part, g[1 - judged])), moved + self.bound * own, _norm(g[1 - judged]), law,
+                    _norm(residual(part, g[1 - judged])), moved + self.bound * own, _norm(g[1 - judged]), law,
                 )  # fmt: skip
 
     def _gradients(self, step: int, played: Sequence[_Played]) -> Iterator[Judged]:
@@ -267,7 +267,7 @@ class TensorComparison:
                     f"lambda sqrt(parts) spread + u |result|, lambda = {self.bound:g}, parts = {n_parts:g}, "
                     f"u = {unit:.3g}: {scale:.3e} + {stored:.3e} where the result is {_norm(own):.3e}"
                 )
-                rows.append((part, _norm(distance(part, whole)), scale + stored, _norm(own), law, run.name))
+                rows.append((part, _norm(residual(part, whole)), scale + stored, _norm(own), law, run.name))
             by_run.append(rows)
         beyond = [any(added > bound for _, added, bound, *_ in rows) for rows in by_run]
         if all(beyond):

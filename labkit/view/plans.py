@@ -154,7 +154,7 @@ def _step(plan: Plan, longest: float) -> Panel:
 
 def _refused(plan: Plan) -> Panel:
     words = f"refused: {plan.refused}"
-    return paragraph(words, COLUMNS[-1].width, 11, most=2).told(words)
+    return paragraph(words, 0.9 * COLUMNS[-1].width, 11, most=2).told(words)  # figures are wider than prose
 
 
 def _legends() -> Panel:

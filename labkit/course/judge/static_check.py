@@ -13,6 +13,7 @@ import importlib
 import types
 from collections.abc import Collection, Iterator
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -85,7 +86,7 @@ BANNED = _words("""
 """)
 
 BY_NAME = ": a name behind a dot can be read; for a module there are get_submodule, get_parameter and register_module"
-INSTEAD = dict.fromkeys(("getattr", "setattr", "delattr", "hasattr"), BY_NAME)
+INSTEAD = MappingProxyType(dict.fromkeys(("getattr", "setattr", "delattr", "hasattr"), BY_NAME))
 """What else serves, where people reach for something that is banned."""
 
 
