@@ -53,8 +53,8 @@ class Recording:
     def of(cls, recordings: Iterable[Recording]) -> Recording:
         """The recordings of several ranks on one time axis, their clocks' offsets taken out; 0 is the first begin.
 
-        ValueError for none at all, two of one rank, one that is merged already, and clocks that were not compared with
-        the same rank's clock."""
+        ValueError for none at all, two of one rank, one that is merged already, clocks that were not compared with the
+        same rank's clock, and two ranks of one collective of which one had ended before the other began."""
         recorded = list(recordings)
         rows = sorted((row for recording in recorded for row in recording.rows), key=lambda row: row.rank)
         ranks = [row.rank for row in rows]
@@ -68,7 +68,15 @@ class Recording:
                 f"clocks were compared with those of ranks {sorted(references)}: give Clock a group of all the ranks"
             )
         origin = min(row.begin - row.offset_s for row in rows)
-        return cls(tuple(row.shifted(-row.offset_s - origin) for row in rows), True)
+        shifted = tuple(row.shifted(-row.offset_s - origin) for row in rows)
+        first, last = min(shifted, key=lambda row: row.end), max(shifted, key=lambda row: row.begin)
+        apart_s = last.begin - first.end - first.error_s - last.error_s
+        if apart_s > 0 and any(entry.peer is None and last.rank in entry.ranks for entry in first.entries):
+            raise ValueError(
+                f"rank {first.rank}'s recording ends {apart_s:.3f} s before that of rank {last.rank} begins, and has "
+                "collectives of both: they are not of one step; let every rank return its recording of the same step"
+            )
+        return cls(shifted, True)
 
     def during(self, name: str) -> Recording:
         """The same, cut to one span: on every rank from the first begin to the last end of its spans of this name.

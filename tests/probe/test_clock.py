@@ -257,12 +257,13 @@ def test_a_recording_can_be_cut_to_a_span():
 
 @st.composite
 def rows_of_ranks(draw):
-    """Ranks with clocks that are off, in verbs that overlap in any way, also nested and asynchronous ones."""
+    """Ranks with clocks that are off, whose times have something in common, in verbs that overlap in any way, also nested
+    and asynchronous ones."""
     n = draw(st.integers(1, 4))
     time_of = st.integers(0, 40)
     rows = []
     for rank in range(n):
-        begin, end = sorted((draw(time_of), draw(time_of) + 1))
+        begin, end = draw(st.integers(0, 20)), draw(st.integers(20, 41))
         entries, transfers = [], []
         for call in range(draw(st.integers(0, 5))):
             t0, t1 = sorted((draw(time_of), draw(time_of)))
@@ -314,6 +315,15 @@ def test_clocks_that_are_off_change_nothing_when_their_offsets_are_known(rows, o
             assert close(mine) == close(theirs)
     assert min(row.begin for row in corrected.rows) == 0
     assert [row.spans for row in corrected.rows] == [row.spans for row in straight.rows]
+
+
+def test_recordings_of_two_steps_are_not_merged():
+    """Would catch ranks that each return their own quickest step: all waits looked as if a rank had not come."""
+    early, late = ((meets(0, 1, 0.2, 0.8),), (meets(0, 2, 2.2, 2.8),))
+    with pytest.raises(ValueError, match=r"rank 0's recording ends 1.000 s before that of rank 1 begins"):
+        merged(RankTimeline(0, 0.0, 1.0, entries=early), RankTimeline(1, 2.0, 3.0, entries=late))
+    merged(RankTimeline(0, 0.0, 2.0, entries=early), RankTimeline(1, 2.0, 3.0, entries=late))
+    merged(RankTimeline(0, 0.0, 1.0), RankTimeline(1, 2.0, 3.0, entries=late))
 
 
 def test_recordings_that_cannot_be_merged_are_refused():
