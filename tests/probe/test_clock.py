@@ -257,8 +257,8 @@ def test_a_recording_can_be_cut_to_a_span():
 
 @st.composite
 def rows_of_ranks(draw):
-    """Ranks with clocks that are off, whose times have something in common, in verbs that overlap in any way, also nested
-    and asynchronous ones."""
+    """Ranks with clocks that are off and with a moment that all have recorded, in verbs that overlap in any way, also
+    nested and asynchronous ones."""
     n = draw(st.integers(1, 4))
     time_of = st.integers(0, 40)
     rows = []
