@@ -505,6 +505,7 @@ LABS = (
     Lab("14b_design_with_a_planner", (
         predicted("14b-04", "bytes of the fullest rank?", "2.9 MB", "you predict 2,900,000 B"),
         predicted("14b-05", "in steps of the planner's fastest plan?", "1.2", "you predict 1.2 times", sees("law")),
+        predicted("14b-21", "that ZeRO-3 can train here", "500000", "you predict 500,000 parameters"),
         widget(
             "14-65", "PlannerPanel",
             sees("eight devices of 80 GB, 60 GB of state", "opened: dp 8, pp 1, tp 1, ZeRO-1"),
