@@ -120,14 +120,14 @@ def peak(limit: Callable[[Case, int], float], words: str, noise_bytes: int = NOI
 def holds(
     kinds: Callable[[Case, int], Mapping[str, float | Limits]], words: str, noise_bytes: int = NOISE_BYTES
 ) -> Law:
-    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other"), and
-    its process has then grown by at most `noise_bytes` more."""
+    """At the end a rank holds these bytes by kind ("parameters", "gradients", "optimizer", "activations", "other"; for
+    several together "other + activations"), and its process has then grown by at most `noise_bytes` more."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank, memory in enumerate(record.memory):
             for kind, wanted in kinds(record.case, rank).items() if memory is not None else ():
                 low, high = _limits(wanted)
-                n_bytes = memory.now.get(kind, 0) if memory is not None else 0
+                n_bytes = sum(memory.now.get(name, 0) for name in kind.split(" + ")) if memory is not None else 0
                 if not low <= n_bytes <= high:
                     return Complaint(_between(low, high, f"bytes of {kind}"), f"{n_bytes:,} bytes of {kind}", rank)
         pages = [memory and memory.weighed_pages for memory in record.memory]
