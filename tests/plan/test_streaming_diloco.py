@@ -94,8 +94,12 @@ def test_from_the_bandwidth_of_the_law_on_nothing_is_waited_for():
     assert of(4 * MB).hiding_bytes_per_s(0.1) == math.inf
 
 
-def test_no_ranks_are_refused_and_one_rank_sends_nothing():
-    """Would catch a ring of no ranks, deep inside."""
+def test_no_ranks_and_no_time_are_refused_and_one_rank_sends_nothing():
+    """Would catch a ring of no ranks and a division by 0, deep inside."""
     with pytest.raises(ValueError, match="1 or more; got 0"):
         of(4, n=0)
+    with pytest.raises(ValueError, match="above 0 s; got 0"):
+        of(4, delay=1).hiding_bytes_per_s(0)
+    with pytest.raises(ValueError, match="0 s or more; got -1"):
+        of(4).waits(8, -1, Line(0, 1e-6))
     assert of(40, 80, n=1).bytes_by_step(9) == [0] * 9

@@ -7,7 +7,7 @@ t brings is used after step t + tau. F = 1 with tau = 0 is DiLoCo itself.
     H = 4, N = bytes of the weights        step  1     2     3     4     5     6     7     8     9
     DiLoCo           sent                                          N                       N           x 2(n-1)/n
     F = 2            sent                             N/2         N/2         N/2         N/2          x 2(n-1)/n
-    F = 2, tau = 1   used                                  f 1         f 0         f 1         f 0
+    F = 2, tau = 1   used                                   f 1         f 0         f 1         f 0
 
     bytes in H steps         2(n-1)/n N          as many in fragments as whole
     bytes after one step     2(n-1)/n N_f        N/F if fragments are equal: the peak of DiLoCo divided by F
@@ -153,7 +153,9 @@ class StreamedFragments:
         """Seconds for which a rank stands still after each step of `compute_s`, and as the last item those of the end.
 
         Exchanges go one after the other in the order in which they were started. The run takes the sum of these and
-        `steps` times `compute_s`."""
+        `steps` times `compute_s`. ValueError for a step of less than 0 seconds."""
+        if not is_number(compute_s):
+            raise ValueError(f"compute_s is the time of a step, 0 s or more; got {compute_s!r}")
         now = free = 0.0  # seconds since the start: of the rank, and from when on the link is free
         ends: dict[int, float] = {}
         stood_still = []
@@ -174,5 +176,8 @@ class StreamedFragments:
 
     def hiding_bytes_per_s(self, compute_s: float) -> float:
         """The bandwidth from which no exchange is waited for, if latency is nothing and exchanges do not overlap each
-        other: the peak's bytes behind `delay` steps of `compute_s`. Infinite for a delay of 0: nothing is hidden."""
+        other: the peak's bytes behind `delay` steps of `compute_s`. Infinite for a delay of 0: nothing is hidden.
+        ValueError for a step that takes no time."""
+        if not is_number(compute_s, above=True):
+            raise ValueError(f"compute_s is the time of a step, above 0 s; got {compute_s!r}")
         return self.peak_bytes() / (self.delay * compute_s) if self.delay else float("inf")
