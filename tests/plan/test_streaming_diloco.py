@@ -72,16 +72,17 @@ def test_diloco_waits_for_the_whole_and_fragments_for_what_the_steps_do_not_hide
             assert stood_still[step - 1] == pytest.approx(wanted)
 
 
-def test_exchanges_queue_up_on_a_slow_link_so_that_the_link_is_never_idle():
-    """Would catch a link on which exchanges that are under way at a time do not slow each other down.
+@pytest.mark.parametrize(("mix", "at_the_end"), [(0.0, 0), (0.5, 4)])
+def test_exchanges_queue_up_on_a_slow_link_so_that_the_link_is_never_idle(mix, at_the_end):
+    """Would catch a link on which exchanges that are under way at a time do not slow each other down, and an end that
+    takes no time: with a mix it exchanges all four once more.
 
     Each turn comes after 2 steps of 1 s and is used 7 later; an exchange takes 6 s. From step 2 on the link is busy."""
-    law, link = of(*[4 * MB] * 4, n=4, delay=7), Line(0, 1e-6)
+    law, link = of(*[4 * MB] * 4, n=4, delay=7, mix=mix), Line(0, 1e-6)
     assert law.exchange_s(0, link) == pytest.approx(6)
     steps = 40
     total = steps * 1.0 + sum(law.waits(steps, 1.0, link))
-    exchanges = sum(turn is not None for turn in map(law.starts, range(1, steps + 1))) + len(law.behind(steps))
-    assert total == pytest.approx(2.0 + 6 * exchanges)
+    assert total == pytest.approx(2.0 + 6 * (steps // 2 + at_the_end))
 
 
 def test_from_the_bandwidth_of_the_law_on_nothing_is_waited_for():
