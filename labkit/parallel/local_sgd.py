@@ -14,7 +14,8 @@
 
 With H = 1 and plain SGD inside this is DDP: the mean of w - lr g_r is w - lr mean(g_r). With H > 1 it is another
 algorithm: ranks drift apart between the syncs, and the outer momentum makes up for what averaging loses. A rank that
-is late holds the others up once in H steps; one that dies costs at most H steps of its own work.
+is late holds the others up once in H steps; one that dies costs at most H steps of its own work. Weights that travel in
+fragments and behind the steps that follow, so that nobody has to wait: streaming_diloco.py.
 
 Sources: Stich 2018, arXiv:1805.09767 (local SGD); Douillard 2023, arXiv:2311.08105, algorithm 1 (DiLoCo).
 

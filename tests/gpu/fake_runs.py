@@ -31,6 +31,7 @@ from labkit.parallel.eight_bit_gradients import EightBitGradients
 from labkit.parallel.expert import give_
 from labkit.parallel.local_sgd import LocalSGD
 from labkit.parallel.norm import clip_grad_norm_, grad_norm
+from labkit.parallel.streaming_diloco import StreamingDiLoCo
 from labkit.parallel.zero1 import ZeRO1
 from labkit.parallel.zero3 import ZeRO3
 from labkit.probe import clock as clocks
@@ -214,6 +215,16 @@ def local_sgd(group: Any) -> None:
         local.step()
 
 
+def streamed_weights(group: Any) -> None:
+    """Parameters averaged in fragments, behind the steps that follow."""
+    sync = StreamingDiLoCo(model_on(group), group, adamw, every=2, n_fragments=2, delay=1, mix=0.5)
+    for _ in range(4):
+        sync.zero_grad()
+        loss_of(sync.module, tokens_on(group)).backward()
+        sync.step()
+    sync.finish()
+
+
 def coded_gradients(group: Any) -> None:
     """Gradients sent in fewer bits."""
     for code in (HalfGradients(), TopK(0.01), EightBitGradients()):
@@ -365,7 +376,7 @@ def mixed_in_backward(group: Any) -> None:
 MECHANISMS: dict[str, Callable[[Any], Any]] = {
     run.__name__: run
     for run in (
-        lora, local_sgd, coded_gradients, clipped, kv_cache, generated, segments, master_weights,
+        lora, local_sgd, streamed_weights, coded_gradients, clipped, kv_cache, generated, segments, master_weights,
         scaled_loss, autocast_table, attention_in_a_ring,
     )
 }  # fmt: skip
