@@ -87,8 +87,8 @@ def halo_attention(
         if len(part) != 1 or part[0].step != 1 or part[0].start != begin:
             runs = ", ".join(f"{run.start} to {run.stop - 1}" for run in part)
             raise ValueError(
-                f"a halo needs the tokens of a row in order, one run a rank; rank {rank} has {runs}, and the next token "
-                f"is {begin}: cut rows by `contiguous`, or take the ring, which does not mind"
+                f"a halo needs the tokens of a row in order, one run a rank; rank {rank} has {runs}, and the next "
+                f"token is {begin}: cut rows by `contiguous`, or take the ring, which does not mind"
             )
         begin = part[0].stop
     lengths = [len(part[0]) for part in parts]

@@ -16,7 +16,6 @@ from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws import context, halo
 from labkit.plan.laws.halo import (
     exchange_s,
-    flops,
     halo_of,
     held_bytes,
     hides_from,
@@ -25,6 +24,7 @@ from labkit.plan.laws.halo import (
     seconds,
     sent,
     unhidden_s,
+    window_flops,
 )
 from labkit.plan.machine.link import Link
 from labkit.plan.machine.topology import Links
@@ -136,7 +136,7 @@ def test_own_keys_hide_the_halo_as_far_as_the_law_says(rate, window, monkeypatch
     monkeypatch.setattr(Answers, "give", taking(GIVE, context.BACKWARD))
     links = Links.uniform(layer.n, alpha_s=ALPHA, bytes_per_s=SPEED)
     spent = [both for _, both in simulate(lambda group: attend(group, layer, window), links)]
-    computed, waits = sum(flops(layer, window)) / rate, unhidden_s(layer, window, rate, LINK)
+    computed, waits = sum(window_flops(layer, window)) / rate, unhidden_s(layer, window, rate, LINK)
     assert tokens >= window - 1, "a halo of one rank"
     assert max(ahead for ahead, _ in spent) == pytest.approx(computed + waits[0], abs=1e-7)
     assert max(behind for _, behind in spent) == pytest.approx(context.BACKWARD * computed + waits[1], abs=1e-7)
@@ -154,7 +154,7 @@ def test_flops_are_those_of_the_pairs_in_the_window(n, window):
     own = sum(begin <= j for i in places for j in range(max(0, i - window + 1), i + 1))
     together = sum(len(range(max(0, i - window + 1), i + 1)) for i in places)
     a_pair = 4 * layer.rows * layer.heads * layer.width
-    assert flops(layer, window) == (own * a_pair, (together - own) * a_pair)
+    assert window_flops(layer, window) == (own * a_pair, (together - own) * a_pair)
 
 
 @cases("window", (64, 1024))

@@ -115,7 +115,7 @@ def exchange_s(layer: CutAttention, window: int, link: Link) -> float:
     return link.alpha_s + n_bytes / link.bytes_per_s if n_bytes else 0.0
 
 
-def flops(layer: CutAttention, window: int) -> tuple[float, float]:
+def window_flops(layer: CutAttention, window: int) -> tuple[float, float]:
     """Forward flops of the last rank, which has no fewer than another: with own keys, and with those of its halo."""
     tokens = layer.seq // layer.n
     own = _pairs(tokens, check_window(window))
@@ -132,7 +132,7 @@ def _pairs(length: int, window: int) -> int:
 
 def unhidden_s(layer: CutAttention, window: int, flops_per_s: float, link: Link) -> tuple[float, float]:
     """Seconds of the exchange that own keys do not hide, forward and backward."""
-    way, own = exchange_s(layer, window, link), flops(layer, window)[0] / flops_per_s
+    way, own = exchange_s(layer, window, link), window_flops(layer, window)[0] / flops_per_s
     return max(0.0, way - own), max(0.0, way - BACKWARD * own)
 
 
@@ -140,8 +140,9 @@ def seconds(layer: CutAttention, window: int, flops_per_s: float, link: Link) ->
     """Forward and backward of the layer's attention on one rank: "compute", and "waiting" for what nothing hides."""
     formula = "what (w-1) c / S + alpha takes longer than the scores with own keys, each way"
     pairs = f"3.5 x 4 B H W x pairs in a window of {window} / {flops_per_s:g}"
+    computed = (1 + BACKWARD) * sum(window_flops(layer, window)) / flops_per_s
     return Breakdown([
-        Item("compute", (1 + BACKWARD) * sum(flops(layer, window)) / flops_per_s, "s", pairs, "arXiv:2307.08691, 4.1"),
+        Item("compute", computed, "s", pairs, "arXiv:2307.08691, 4.1"),
         Item("waiting", sum(unhidden_s(layer, window, flops_per_s, link)), "s", formula, "labkit.plan.laws.halo"),
     ])  # fmt: skip
 
