@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from labkit import run_threads
+from labkit.parallel import blockwise_attention
 from labkit.parallel.blockwise_attention import Answers, Queries
 from labkit.parallel.context import contiguous, ring_attention
 from labkit.parallel.halo import halo_attention
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws import context, halo
 from labkit.plan.laws.halo import (
+    at_work,
     exchange_s,
     halo_of,
     held_bytes,
@@ -29,6 +31,8 @@ from labkit.plan.laws.halo import (
 from labkit.plan.machine.link import Link
 from labkit.plan.machine.topology import Links
 from labkit.plan.model.cut_attention import CutAttention
+from labkit.probe.memory import MemoryProbe
+from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
 from tests.simulated import simulate
 
@@ -190,6 +194,26 @@ def test_what_autograd_keeps_is_that_of_the_law(window, word):
     found = run_threads(kept, layer.n)
     assert found == [held_bytes(layer, window, rank) for rank in range(layer.n)]
     assert max(found) == held_bytes(layer, window)
+
+
+@cases(("rank", "window"), [(0, 9), (1, 9), (1, 60), (2, 1)])
+def test_keys_and_gradients_at_work_are_those_of_the_law(rank, window, monkeypatch):
+    """Would catch wide gradients of a halo that stay, and blocks that are held twice. What eight more key heads take is
+    theirs alone: all else is the same (and scores are kept small beside them)."""
+    monkeypatch.setattr(blockwise_attention, "TILE", 8)
+
+    def highest(group, layer):
+        *inputs, grad = tensors_of(layer)
+        q, k, v = (x.requires_grad_() for x in inputs)
+        with MemoryProbe() as probe:
+            halo_attention(q, k, v, group, window).backward(grad)
+        return probe.peak.total
+
+    eight, sixteen = (CutAttention(96, 3, 16, key_heads, 8, word=4) for key_heads in (8, 16))
+    found = [run_fake(lambda group, cut=cut: highest(group, cut), 3, rank).value for cut in (eight, sixteen)]
+    # of what is kept, q, k and v were there before, and y has as many heads as before: the halo remains
+    law = [sent(cut, window, rank)[1] + at_work(cut, window, rank) for cut in (eight, sixteen)]
+    assert found[1] - found[0] == law[1] - law[0]
 
 
 def test_a_window_of_the_whole_row_is_what_a_ring_gives():

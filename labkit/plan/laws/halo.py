@@ -109,6 +109,13 @@ def held_bytes(layer: CutAttention, window: int, rank: int | None = None) -> int
     return cut_attention.held_bytes(layer) + sent(layer, window, rank)[1]
 
 
+def at_work(layer: CutAttention, window: int, rank: int) -> int:
+    """Bytes of keys, values and their gradients on top of `held_bytes`, at the highest moment of backward in fp32.
+
+    Own keys and values and their gradients, and the gradients that leave this rank and that come to it."""
+    return layer.block + layer.gradients + sum(sent(layer, window, rank))
+
+
 def exchange_s(layer: CutAttention, window: int, link: Link) -> float:
     """Seconds of the exchange one way, as if nothing were computed. All messages of a rank go at the same time."""
     n_bytes, _ = sent(layer, window)
