@@ -91,7 +91,7 @@ def ring_attention(
     `parts` says which tokens each rank holds, also of different numbers; None: `zigzag`. `documents`, the same on every
     rank, has the document of each token of the whole row, [T] or [B, T]: tokens see their own document only.
     ValueError for sizes that do not fit."""
-    parts = _checked(q, k, v, group, documents, parts)
+    parts = checked_parts(q, k, v, group, documents, parts)
     return _Blocks.apply(q, k, v, _Ring(group, parts), Rule(causal, documents))  # type: ignore[no-any-return]
 
 
@@ -105,7 +105,7 @@ def gathered_attention(
     parts: Sequence[Part] | None = None,
 ) -> Tensor:
     """The same from all keys and values at once. ValueError also for parts of different lengths."""
-    parts = _checked(q, k, v, group, documents, parts)
+    parts = checked_parts(q, k, v, group, documents, parts)
     sizes = [sum(map(len, part)) for part in parts]
     if len(set(sizes)) > 1:
         raise ValueError(
@@ -123,7 +123,7 @@ def ulysses_attention(
     Each rank's attention is torch's; where it would need a mask of T x T, that of this file. ValueError also for heads
     that n does not divide."""
     n = group.size
-    _checked(q, k, v, group, documents, contiguous(n * q.shape[2], n))
+    checked_parts(q, k, v, group, documents, contiguous(n * q.shape[2], n))
     heads, groups = q.shape[1], k.shape[1]
     if heads % n or groups % n:
         raise ValueError(
@@ -330,7 +330,7 @@ def _arrived(under_way: tuple[Work, Work]) -> Tensor:
     return x
 
 
-def _checked(
+def checked_parts(
     q: Tensor, k: Tensor, v: Tensor, group: Group, documents: Tensor | None, parts: Sequence[Part] | None
 ) -> Sequence[Part]:
     """The parts. ValueError, with the numbers and the mend, for what does not fit."""

@@ -21,6 +21,7 @@ from labkit.plan.laws import (
     data_parallel,
     expert_tensor,
     experts,
+    halo,
     optimizers,
     pipeline,
     schedules,
@@ -155,6 +156,8 @@ class Recipe:
             )
         for name, known in KNOWN.items():
             value = getattr(self, name)
+            if name == "context" and value == "halo":
+                raise ValueError(halo.NO_CHOICE)
             if value not in known:
                 near = difflib.get_close_matches(f"{value}".lower(), known, 1)
                 mend = f"; did you mean {near[0]!r}?" if near else ""
