@@ -9,6 +9,7 @@ never relies on a rank to count bytes. So a name belongs in these lists only if 
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import types
 from collections.abc import Collection, Iterator
@@ -31,13 +32,6 @@ MODULES = _words("""
     abc torch torch.nn torch.nn.functional torch.nn.utils torch.autograd torch.autograd.function torch.optim math
     functools itertools contextlib collections collections.abc dataclasses typing copy operator statistics random heapq
     bisect enum numbers fractions __future__
-""")
-BUILTINS = _words("""
-    abs all any bin bool bytes callable complex dict divmod enumerate filter float frozenset hash hex id oct ord int
-    isinstance issubclass iter len list map max min next object pow print property range repr reversed round set
-    slice sorted staticmethod chr classmethod str sum super tuple zip type True False None Ellipsis NotImplemented
-    __build_class__ Exception ValueError TypeError RuntimeError IndexError KeyError AssertionError StopIteration
-    ArithmeticError ZeroDivisionError OverflowError AttributeError LookupError Warning UserWarning
 """)
 METHODS = _words("""
     __init__ __call__ __enter__ __exit__ __len__ __iter__ __next__ __getitem__ __contains__ __repr__ __eq__ __lt__
@@ -196,7 +190,7 @@ def _said(
 
 def _plain(node: ast.MatchClass) -> bool:
     """True if a pattern asks only for a kind of number or text."""
-    return isinstance(node.cls, ast.Name) and node.cls.id in BUILTINS and not node.kwd_attrs
+    return isinstance(node.cls, ast.Name) and hasattr(builtins, node.cls.id) and not node.kwd_attrs
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
