@@ -69,11 +69,6 @@ FORBIDDEN = (
 SPOKEN = METHODS - _words("__eq__ __lt__ __enter__ __exit__ __post_init__ __repr__ __contains__ __getitem__")
 """Those special methods that may be used after a dot: calling any other by hand could pass it a false `self`."""
 SET_ON_OTHERS = _words("grad data requires_grad")
-STANDARD = _words("""
-    os sys posix io ctypes builtins importlib inspect threading subprocess socket gc multiprocessing pickle shutil
-    pathlib tempfile types warnings weakref linecache traceback platform glob signal mmap fcntl resource tracemalloc
-    faulthandler runpy pdb sysconfig zipimport pkgutil asyncio concurrent logging marshal dis ast atexit
-""")
 BANNED = _words("""
     eval exec compile open input globals locals vars getattr setattr delattr hasattr breakpoint exit quit help dir
     memoryview bytearray
@@ -261,7 +256,7 @@ def doors() -> frozenset[str]:
         module = todo.pop()
         seen.add(module.__name__)
         for name, inner in list(vars(module).items()):
-            if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN | STANDARD:
+            if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN:
                 continue
             if inner.__name__.split(".")[0] not in ("torch", "numpy"):
                 names |= {name} if inner.__name__ not in MODULES else set()
@@ -277,7 +272,7 @@ def _part(name: str, may: frozenset[str], own: bool = False) -> Iterator[str]:
         return
     if name.startswith("_"):
         yield f".{name}: a name with an underscore in front belongs to whoever has set it, and this attempt has not"
-    elif name in FORBIDDEN or name in STANDARD or name in doors():
+    elif name in FORBIDDEN or name in doors():
         yield f".{name} cannot be used in an attempt{_why(name)}"
 
 
