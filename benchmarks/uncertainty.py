@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import machine
 
 from labkit.plan.laws.pipeline import messages_started
-from labkit.plan.search.compared_with_published import compared, held, in_columns
+from labkit.plan.search.compared_with_published import compared, held
 from labkit.plan.search.interval import MANY_NODES, SMALL, kind_of
 from labkit.plan.search.nearest_runs import further
 from labkit.plan.search.published import LATE_S, SICK, PublishedRun
@@ -38,6 +38,7 @@ from labkit.plan.search.risk import risks
 from labkit.plan.search.search import Plan, plans
 from labkit.plan.search.uncertainty import FILE, Constants, Interval
 from labkit.plan.step.time import predict_step
+from labkit.plan.text_columns import in_columns
 
 SLOW, LATE = 1.5, 0.5
 """A run that takes so many times as long is slow; one that took half of the late messages' seconds more is late."""

@@ -136,6 +136,17 @@ def test_every_file_of_a_mechanism_stands_in_the_table():
     assert all(row.laws and row.tested for row in pages.rows())
 
 
+def test_every_file_that_is_said_to_be_written_by_hand_is_there():
+    """Would catch a file that has moved, or was replaced by a library, and still stands on the page of own code."""
+    _, rows = (ROOT / "docs" / "own_code.md").read_text(encoding="utf-8").split("## Written by hand")
+    named = [re.findall(r"`([\w/]+(?:\.py|/))`", row.split("|")[1]) for row in rows.splitlines() if row[:2] == "| "]
+    assert len([files for files in named if files]) > 30
+    for files in filter(None, named):
+        beside = Path(files[0]).parent  # a file without a folder lies beside the first one
+        paths = [file if "/" in file else (beside / file).as_posix() for file in files]
+        assert [path for path in paths if not (ROOT / "labkit" / path).exists()] == []
+
+
 # The pages
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from labkit.comm.ledger import FOOTNOTE, Ledger
 from labkit.launch.reply import Reply
-from labkit.launch.table import html_table, text_table
+from labkit.launch.table import html_table
+from labkit.plan.text_columns import in_columns
 from labkit.plan.words import dtype_name
 
 FEW, LONGEST = 8, 40
@@ -27,7 +28,7 @@ class Replies(list[Reply]):
     """A list of `Reply`, in the order of ranks; its repr is a table. A slice of it is a plain list."""
 
     def __repr__(self) -> str:
-        return "\n".join([text_table(self._rows(), numbers=(3,)), *self._footnotes()]) if self else "[]"
+        return "\n".join([*in_columns(self._rows(), left=(0, 1, 2)), *self._footnotes()]) if self else "[]"
 
     def _repr_html_(self) -> str:
         if not self:

@@ -9,7 +9,8 @@ from html import escape
 import psutil
 
 from labkit.launch.ranks import Ranks
-from labkit.launch.table import html_table, text_table
+from labkit.launch.table import html_table
+from labkit.plan.text_columns import in_columns
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Status:
         return rows
 
     def __repr__(self) -> str:
-        return f"{self.sentence}; generation {self.generation}\n{text_table(self._table())}"
+        rows = self._table()
+        lines = in_columns(rows, left=range(len(rows[0])))
+        return "\n".join([f"{self.sentence}; generation {self.generation}", *lines])
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.sentence)}; generation {self.generation}</p>{html_table(self._table())}"

@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from labkit.plan.text_columns import in_columns
+
 KINDS = ("parameters", "gradients", "optimizer", "activations", "other")
 """The purposes of memory: the names of a memory breakdown, in the order in which they are listed and drawn."""
 MEASURED, REHEARSED = "measured", "rehearsed"
@@ -168,9 +170,7 @@ class Comparison:
         for row in (*self.rows, self.total):
             apart = "exact" if row.apart == 0 else f"{100 * row.apart:+.3g}%"
             table.append((row.name, _number(row.predicted), _number(row.measured), apart))
-        wide = [max(len(line[column]) for line in table) for column in range(4)]
-        lines = [f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d:>{wide[3]}}" for a, b, c, d in table]
-        return "\n".join([*lines, f"all in {self.unit}"])
+        return "\n".join([*in_columns(table, left=(0,)), f"all in {self.unit}"])
 
 
 def _number(value: float) -> str:

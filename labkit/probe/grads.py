@@ -26,6 +26,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from labkit.plan.text_columns import in_columns
+
 BARS = " ▁▂▃▄▅▆▇█"
 COLUMNS = ("layer", "n", "norm", "max", "zeros", "under", "low", "over", "not finite")
 
@@ -151,15 +153,7 @@ class GradientTable:
         return *COLUMNS, "log2 |g|, {} .. {}".format(*self.span)
 
     def __repr__(self) -> str:
-        lines = [self._head(), *self._cells()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        text = [
-            "  ".join(
-                c.ljust(w) if i in (0, 9) else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
-        return "\n".join([self._title(), *(line.rstrip() for line in text)])
+        return "\n".join([self._title(), *in_columns([self._head(), *self._cells()], left=(0, 9))])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(cell)}</th>" for cell in self._head())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,13 +58,6 @@ def sweep(
                 torch.cuda.synchronize()
             if attempt >= 2:  # the first two warm buffers and connections
                 taken.append(time.perf_counter() - started)
-    quantiles = torch.tensor([quantile(taken, share) for taken in times], dtype=torch.float64, device=group.device)
+    quantiles = torch.tensor([np.quantile(taken, share) for taken in times], dtype=torch.float64, device=group.device)
     slowest = group.all_reduce(quantiles, op="max").tolist()
     return [(x.numel() * 4, seconds) for x, seconds in zip(xs, slowest, strict=True)]
-
-
-def quantile(numbers: Sequence[float], share: float) -> float:
-    """The number that `share` of them do not exceed, between the two nearest where it falls between two of them."""
-    place = share * (len(numbers) - 1)
-    low, ordered = int(place), sorted(numbers)
-    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from labkit.plan.text_columns import in_columns
 from labkit.train.formats import FORMATS, Format, round_to
 
 
@@ -26,9 +27,7 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
 
     def __repr__(self) -> str:
-        lines = [self.head, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
-        return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+        return "\n".join(in_columns([self.head, *self.rows], left=range(len(self.head))))
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(cell)}</th>" for cell in self.head)

@@ -88,7 +88,7 @@ class Line:
         self.weigh: Callable[[], None] = lambda: None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies of this object and of anything that holds it: a copy would show the judge's memory."""
+        """Refuse copies of this object and of anything that holds it: the end of a copy would close the pipe."""
         raise TypeError("a group cannot be copied while an exercise is judged")
 
     def tell(self, *head: Any, data: Any = None) -> None:

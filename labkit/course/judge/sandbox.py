@@ -4,7 +4,7 @@ The kernel keeps an attempt from the machine (walls.py), whatever becomes of the
 own process. They are here for the words, and so that a check is passed by the exercise and not by a trick.
 
 events        Python's audit hook, which cannot be removed: no files, processes, connections, foreign libraries
-builtins      only those listed in static_check.py
+builtins      none of those that static_check.py bans: it knows a banned name from a variable only by its text
 the library   what counts bytes cannot be replaced, and what torch and labkit consist of is compared before and after
 """
 
@@ -16,15 +16,14 @@ import dataclasses
 import os
 import sys
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from labkit.comm.group import Group, Work
-from labkit.comm.ledger import Ledger
 from labkit.course.judge.judge_wire import ATTEMPT, HELPERS
-from labkit.course.judge.static_check import BUILTINS, MODULES
+from labkit.course.judge.static_check import BANNED
 
 NEVER = (
     "socket.", "subprocess.", "os.", "shutil.", "tempfile.", "ctypes.dlopen", "pty.", "mmap.", "fcntl.", "ftplib.",
@@ -74,23 +73,18 @@ def _judge(event: str, args: tuple[Any, ...]) -> None:
 
 
 def close() -> None:
-    """Forbid changes to classes that count or carry bytes, and to groups and ledgers by an attempt's code.
+    """Forbid changes to classes that count or carry bytes, and to groups and fields by an attempt's code.
 
-    Comparing before and after (`replaced`) would not notice a part that is replaced, used and put back."""
+    Comparing before and after (`replaced`) would not notice a part that is replaced, used and put back. A group's tap
+    is how an exercise marks what was received; the name of a dataclass's field becomes a line of a method."""
 
     def set_by_ours(self: Any, name: str, value: Any) -> None:
         if sys._getframe(1).f_code.co_filename in THEIRS:
             raise Refused(f".{name} = ...: an attempt cannot change what a {type(self).__name__} is")
         object.__setattr__(self, name, value)
 
-    def deleted_by_ours(self: Any, name: str) -> None:
-        if sys._getframe(1).f_code.co_filename in THEIRS:
-            raise Refused(f"del .{name}: an attempt cannot change what a {type(self).__name__} is")
-        object.__delattr__(self, name)
-
-    for guarded in (Group, Ledger, Work, dataclasses.Field):  # a field's name becomes a line of a method
+    for guarded in (Group, Work, dataclasses.Field):
         type.__setattr__(guarded, "__setattr__", set_by_ours)
-        type.__setattr__(guarded, "__delattr__", deleted_by_ours)
     modules = [module for name, module in sys.modules.items() if name.startswith(COUNTING) and module]
     classes = {var for module in modules for var in vars(module).values()
             if isinstance(var, type) and var.__module__ == module.__name__}  # fmt: skip
@@ -100,18 +94,8 @@ def close() -> None:
             flags.value |= _IMMUTABLE
 
 
-def namespace(imports: Collection[str]) -> types.ModuleType:
-    """The module that an attempt becomes: a few builtins, imports from a list, and labkit's names in `imports`."""
-
-    def fetch(name: str, space: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
-        if name == "labkit" and names:
-            labkit = sys.modules["labkit"]
-            had = {item: getattr(labkit, item) for item in names if item in imports}
-            return types.SimpleNamespace(**{"Group": Any, **had})  # the name is for annotations
-        # the static check has settled what an attempt may import; here torch's C++ code imports in its name, too
-        if name.split(".")[0] not in ("torch", "numpy", *MODULES) and name not in sys.modules:
-            raise Refused(f"an attempt cannot import {name}")
-        return builtins.__import__(name, space, local, names, level)
+def namespace() -> types.ModuleType:
+    """The module that an attempt becomes, with the builtins that it may use."""
 
     def kind(thing: Any) -> type:
         cls = type(thing)
@@ -119,14 +103,15 @@ def namespace(imports: Collection[str]) -> types.ModuleType:
             raise Refused(f"type() of a {cls.__name__}: an attempt has no need to know what that is made of")
         return cls
 
-    def build(body: Any, name: str, *bases: Any, **keywords: Any) -> type:
-        if keywords or any(isinstance(base, type) and issubclass(base, (type, torch.Tensor, Group)) for base in bases):
-            raise Refused(f"class {name}: an attempt makes no kinds of tensors, groups or classes of its own")
-        return builtins.__build_class__(body, name, *bases)
+    def build(body: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+        made = builtins.__build_class__(body, name, *bases, **keywords)
+        if isinstance(made, type) and issubclass(made, torch.Tensor):  # it could tell the probe what it likes
+            raise Refused(f"class {name}: an attempt makes no kinds of tensors of its own")
+        return made
 
-    kept = {name: getattr(builtins, name) for name in BUILTINS if hasattr(builtins, name)}
+    kept = {name: value for name, value in vars(builtins).items() if name not in BANNED}
     space = types.ModuleType("attempt")
-    space.__dict__["__builtins__"] = {**kept, "__import__": fetch, "__build_class__": build, "type": kind}
+    space.__dict__["__builtins__"] = {**kept, "__build_class__": build, "type": kind}
     return space
 
 
@@ -151,9 +136,9 @@ def fingerprint() -> Fingerprint:
 
 def replaced(before: Fingerprint) -> list[str]:
     """Names that now mean something else, or hide what was there. (Modules of torch get new names by themselves.)"""
-    ours = ("__setattr__", "__delattr__")  # close() has set these in the meantime
-    now = {place: identity for place, identity in fingerprint().items() if place[1] not in ours}
-    other = {place for place, identity in before.items() if place[1] not in ours and now.get(place) != identity}
+    ours = "__setattr__"  # close() has set it in the meantime
+    now = {place: identity for place, identity in fingerprint().items() if place[1] != ours}
+    other = {place for place, identity in before.items() if place[1] != ours and now.get(place) != identity}
     added = {place for place in now.keys() - before.keys() if place[0] not in ("torch", "torch.nn.functional")}
     return sorted(
         f"{place}.{name}" for place, name in other | {place for place in added if place[0] in _places(before)}

@@ -217,7 +217,7 @@ def run_attempt(
     weight = Weight(line)
     line.weigh = weight.look
     group = group_over(line, "world", tuple(range(n_ranks)), rank, Ledger())
-    space = types.ModuleType("attempt") if program.ours else sandbox.namespace(part.imports)
+    space = types.ModuleType("attempt") if program.ours else sandbox.namespace()
     sys.modules["attempt"] = space  # dataclasses look here for the names in annotations
     if not program.ours:
         sandbox.close()

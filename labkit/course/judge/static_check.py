@@ -9,6 +9,7 @@ never relies on a rank to count bytes. So a name belongs in these lists only if 
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import types
 from collections.abc import Collection, Iterator
@@ -31,13 +32,6 @@ MODULES = _words("""
     abc torch torch.nn torch.nn.functional torch.nn.utils torch.autograd torch.autograd.function torch.optim math
     functools itertools contextlib collections collections.abc dataclasses typing copy operator statistics random heapq
     bisect enum numbers fractions __future__
-""")
-BUILTINS = _words("""
-    abs all any bin bool bytes callable complex dict divmod enumerate filter float frozenset hash hex id oct ord int
-    isinstance issubclass iter len list map max min next object pow print property range repr reversed round set
-    slice sorted staticmethod chr classmethod str sum super tuple zip type True False None Ellipsis NotImplemented
-    __build_class__ Exception ValueError TypeError RuntimeError IndexError KeyError AssertionError StopIteration
-    ArithmeticError ZeroDivisionError OverflowError AttributeError LookupError Warning UserWarning
 """)
 METHODS = _words("""
     __init__ __call__ __enter__ __exit__ __len__ __iter__ __next__ __getitem__ __contains__ __repr__ __eq__ __lt__
@@ -75,11 +69,6 @@ FORBIDDEN = (
 SPOKEN = METHODS - _words("__eq__ __lt__ __enter__ __exit__ __post_init__ __repr__ __contains__ __getitem__")
 """Those special methods that may be used after a dot: calling any other by hand could pass it a false `self`."""
 SET_ON_OTHERS = _words("grad data requires_grad")
-STANDARD = _words("""
-    os sys posix io ctypes builtins importlib inspect threading subprocess socket gc multiprocessing pickle shutil
-    pathlib tempfile types warnings weakref linecache traceback platform glob signal mmap fcntl resource tracemalloc
-    faulthandler runpy pdb sysconfig zipimport pkgutil asyncio concurrent logging marshal dis ast atexit
-""")
 BANNED = _words("""
     eval exec compile open input globals locals vars getattr setattr delattr hasattr breakpoint exit quit help dir
     memoryview bytearray
@@ -196,7 +185,7 @@ def _said(
 
 def _plain(node: ast.MatchClass) -> bool:
     """True if a pattern asks only for a kind of number or text."""
-    return isinstance(node.cls, ast.Name) and node.cls.id in BUILTINS and not node.kwd_attrs
+    return isinstance(node.cls, ast.Name) and hasattr(builtins, node.cls.id) and not node.kwd_attrs
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
@@ -267,7 +256,7 @@ def doors() -> frozenset[str]:
         module = todo.pop()
         seen.add(module.__name__)
         for name, inner in list(vars(module).items()):
-            if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN | STANDARD:
+            if not isinstance(inner, types.ModuleType) or name.startswith("_") or name in FORBIDDEN:
                 continue
             if inner.__name__.split(".")[0] not in ("torch", "numpy"):
                 names |= {name} if inner.__name__ not in MODULES else set()
@@ -283,7 +272,7 @@ def _part(name: str, may: frozenset[str], own: bool = False) -> Iterator[str]:
         return
     if name.startswith("_"):
         yield f".{name}: a name with an underscore in front belongs to whoever has set it, and this attempt has not"
-    elif name in FORBIDDEN or name in STANDARD or name in doors():
+    elif name in FORBIDDEN or name in doors():
         yield f".{name} cannot be used in an attempt{_why(name)}"
 
 

@@ -30,6 +30,7 @@ from labkit.launch.verdict import LONGEST_S, Verdict, keep, prove
 from labkit.launch.zygote import Hello, zygote
 from labkit.plan.machine.collectives import Line
 from labkit.plan.machine.hardware import line_of
+from labkit.plan.text_columns import in_columns
 from labkit.probe.links import ping_pong
 from labkit.probe.machine import through
 
@@ -91,9 +92,7 @@ class MachineReport:
         return {**self.as_dict(), **about, "GPU facts": gpus, "self-test": verdict}
 
     def __repr__(self) -> str:
-        name_width = max(len(finding.name) for finding in self.findings)
-        value_width = max(len(finding.said) for finding in self.findings)
-        return "\n".join(f"{a:{name_width}s}  {b:>{value_width}s}  {c}".rstrip() for a, b, c in self._rows())
+        return "\n".join(in_columns(self._rows(), left=(0, 2)))
 
     def __rich__(self) -> Any:
         from labkit.view.terminal_table import TerminalTable

@@ -8,6 +8,8 @@ from __future__ import annotations
 from html import escape
 from typing import NamedTuple
 
+from labkit.plan.text_columns import in_columns
+
 
 class Verb(NamedTuple):
     """One row: the call, the local shapes, the bytes that this rank sends (n ranks, X bytes in x), and the wait."""
@@ -58,12 +60,7 @@ class Sheet:
     """The sheet as a table, in a notebook or a terminal."""
 
     def __repr__(self) -> str:
-        widths = [max(len(row[k]) for row in (HEAD, *VERBS)) for k in range(len(HEAD))]
-        lines = (
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (HEAD, *VERBS)
-        )
-        return "\n".join([*lines, "", BELOW.replace("`", "")])
+        return "\n".join([*in_columns((HEAD, *VERBS), left=range(len(HEAD))), "", BELOW.replace("`", "")])
 
     def _repr_html_(self) -> str:
         left = 'style="text-align:left"'

@@ -21,6 +21,7 @@ from typing import Any
 import nbformat
 
 from labkit.course.reading.glossary import plain
+from labkit.plan.text_columns import in_columns
 
 PLANS = Path(__file__).with_name("workshops.toml")
 WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.2, 1.5
@@ -86,9 +87,7 @@ class Timetable:
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        return "\n".join(f"{when:>{widths[0]}}  {title:<{widths[1]}}  {where}".rstrip() for when, title, where in rows)
+        return "\n".join(in_columns(self.rows(), left=(1, 2)))
 
     def _repr_html_(self) -> str:
         lines = (

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from labkit.plan.search.nanotron import likely, settings
 from labkit.plan.search.published import PublishedRun, published_runs
 from labkit.plan.step.time import predict_step
+from labkit.plan.text_columns import in_columns
 
 BANDS = ((0.35, "at least 35%"), (0.20, "20 to 35%"), (0.0, "below 20%"))
 """The least measured MFU of each band, and its name."""
@@ -201,13 +202,7 @@ def experts_table(runs: Sequence[Compared]) -> str:
             rows.append((*cells, *(f"{value:.3g} s" for value in seconds), f"{comparison.ratio:.2f}", note))
     title = "predicted and published seconds of a step of models with experts; nothing is fitted to them"
     remarks = [f"({number}) {words}" for words, number in notes.items()]
-    return "\n".join([title, *(line.rstrip() for line in in_columns(rows)), *remarks]) if len(rows) > 1 else ""
-
-
-def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, each column as wide as its widest cell."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in rows]
+    return "\n".join([title, *in_columns(rows), *remarks]) if len(rows) > 1 else ""
 
 
 def left_out() -> list[str]:

@@ -18,6 +18,7 @@ from labkit.plan.breakdown import Breakdown
 from labkit.plan.job.recipe import STRATEGIES
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.search.search import Plan, gb
+from labkit.plan.text_columns import in_columns
 from labkit.plan.words import plural
 
 GB = 1e9
@@ -76,10 +77,7 @@ def rows(judged: Sequence[Plan], count: int = 10) -> list[tuple[str, ...]]:
 
 def table(judged: Sequence[Plan], count: int = 10, refused: int = 0) -> str:
     """The first `count` kept plans, and `refused` of the others with their reasons, in columns."""
-    lines = rows(judged, count)
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, wide, strict=True)) for line in lines]
-    return "\n".join([*text, *refusals(judged, refused)])
+    return "\n".join([*in_columns(rows(judged, count)), *refusals(judged, refused)])
 
 
 def refusals(judged: Sequence[Plan], count: int) -> list[str]:

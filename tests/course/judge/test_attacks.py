@@ -138,19 +138,20 @@ SLIPS_THROUGH = {
     "replaces a property": SCATTER + "    group.__class__.size = property(lambda self: 1)\n    return x",
     "looks into other objects": SCATTER + "    import gc\n    return len(gc.get_objects())",
     "makes a kind of tensor": SCATTER + "    import torch\n    class Later(torch.Tensor):\n        pass\n    return x",
+    "makes a kind of tensor by an alias": SCATTER
+    + "    import torch\n    class Later(type(list[int])(torch.Tensor, (int,))):\n        pass\n    return x",
+    "calls a builtin by the name of somebody's variable": "def named(getattr):\n    return getattr\n\n\n"
+    + SCATTER
+    + "    getattr(group, 'wi' + 're')\n    return x",
     "makes a kind of class": SCATTER + "    class Kind(type):\n        pass\n    return x",
     "makes a class by name": SCATTER + "    type('A', (), {})\n    return x",
     "asks what a class is": SCATTER + "    type(int)\n    return x",
     "asks what a group is": SCATTER + "    type(group)\n    return x",
-    "goes by the class of the group": "from labkit import Group\n" + SCATTER + "    return Group.all_gather(group, x)",
     "changes a class and puts it back": SCATTER + "    kind, = [group.ledger.__class__]\n    old = kind.keep\n"
     "    kind.keep = lambda self, message: message\n    y = group.reduce_scatter(x)\n    kind.keep = old\n    return y",
     "changes tensors and puts them back": SCATTER + "    kind = x.__class__\n    old = kind.layout\n"
     "    kind.layout = None\n    y = group.reduce_scatter(x)\n    kind.layout = old\n    return y",
     "takes off the tap": SCATTER + "    group.tap = None\n    return group.reduce_scatter(x)",
-    "listens at the ledger": SCATTER
-    + "    group.ledger.keep = lambda message: message\n    return group.reduce_scatter(x)",
-    "un-listens at the ledger": SCATTER + "    del group.ledger.transfers\n    return x",
     "listens to the pipe": SCATTER + "    group.wire._line.tell = print\n    return group.reduce_scatter(x)",
     "copies the group, to see what is in it": "seen = {}\n" + SCATTER + "    import copy\n    try:\n"
     "        copy.deepcopy(group, seen)\n    except TypeError:\n        pass\n"
@@ -603,6 +604,21 @@ def test_what_torch_sends_for_an_attempt_counts_as_the_attempts() -> None:
     assert [each.name for each in verdicts(it, record) if each.broken] == ["order"]  # right bytes, but it stands still
     twice = HOOKED.format(verb="lambda group, g: group.all_reduce(group.all_reduce(g)) / group.size ** 2, group")
     assert judge(it, twice)["wire"].broken
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ledger.sent_bytes = lambda *_, **__: 0", "ledger.charge = lambda *_, **__: None", "ledger.transfers = []"],
+)
+def test_a_ledger_that_was_changed_hides_no_byte_from_the_judge(words: str) -> None:
+    """Would catch a judge that asks the rank's own ledger: nothing in the rank keeps a program from writing to it."""
+    it = problem("03.2")
+    twice = f"    ledger = group.ledger\n    {words}\n    group.all_gather(x)\n    return parts[me]"
+    record = run_case(it, Program(it.solution.replace("    return parts[me]", twice)), it.cases()[0])
+    plain_run = run_case(it, Program(it.solution), it.cases()[0])
+    assert record.ended == "finished", record.faults
+    assert [each.name for each in verdicts(it, record) if each.broken] == ["wire"]
+    assert record.sent_bytes(0) - plain_run.sent_bytes(0) == (record.case.n_ranks - 1) * record.input_bytes[0]
 
 
 ASIDE = """

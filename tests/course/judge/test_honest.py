@@ -69,6 +69,36 @@ def ring_reduce_scatter(x, group):
             parts[take] = parts[take] + group.recv((me - 1) % n)
     return parts[me]
 """,
+    ("03.2", "a method that is not written, and a dict with fields of which some may be missing"): """
+from typing import TypedDict
+
+class Places(TypedDict, total=False):
+    give: int
+    take: int
+
+class Walk:
+    def places(self, step: int) -> Places:
+        raise NotImplementedError
+
+class Ring(Walk):
+    def __init__(self, group):
+        self.n, self.me = group.size, group.rank
+
+    def places(self, step: int) -> Places:
+        return Places(give=(self.me - step - 1) % self.n, take=(self.me - step - 2) % self.n)
+
+def ring_reduce_scatter(x, group):
+    ring, parts = Ring(group), list(x.clone().chunk(group.size))
+    try:
+        Walk().places(0)
+    except NotImplementedError:
+        pass
+    for step in range(ring.n - 1):
+        at = ring.places(step)
+        came = group.exchange(parts[at["give"]], to=(ring.me + 1) % ring.n, source=(ring.me - 1) % ring.n)
+        parts[at["take"]] = parts[at["take"]] + came
+    return parts[ring.me]
+""",
     ("06.4", "what is under way is called hooks, and handles"): """
 class OverlappedDDP:
     def __init__(self, params, group):
