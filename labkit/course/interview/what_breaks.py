@@ -124,7 +124,8 @@ CHANGES: tuple[NumberChange, ...] = (
         lambda old: replace(old, n_ranks=2 * old.n_ranks),
     ),
     NumberChange(
-        EXPERTS, f"In the place of each MLP there are {N_EXPERT} of its size, and a token goes to {TOP_K} of them.",
+        EXPERTS,
+        f"In the place of each MLP there are {N_EXPERT} of its size, and a token goes to {TOP_K}. Your plan has no ep.",
         lambda old: _resized(old, n_expert=N_EXPERT, top_k=TOP_K),
     ),
     NumberChange(
@@ -309,7 +310,7 @@ def choices(fracture: Fracture, seed: int) -> tuple[str, ...]:
 
 
 def drawn(case: DesignCase | str, seed: int, without: Iterable[str] = (), count: int = ROUND) -> tuple[Fracture, ...]:
-    """The fractures of `count` changes, drawn by the seed, none of whose names is in `without`. They are of as many kinds
+    """The fractures of `count` changes, drawn by the seed, none of whose names is in `without`: of as many kinds
     as possible, so that one answer is not always right. ValueError if too few changes are left."""
     design, out = case_of(case), {change_of(name).name for name in without}
     left = [change for change in CHANGES if change.name not in out]
