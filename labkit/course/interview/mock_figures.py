@@ -18,6 +18,9 @@ from labkit.plan.words import plural
 
 STATE_BYTES, FLOPS = 16, 6
 AXES = ("dp", "pp", "cp", "tp", "ep")
+RECOMPUTED: Mapping[str, str] = MappingProxyType(
+    {"none": "nothing is", "selective": "norms and activations are", "full": "whole blocks are"}
+)
 CUTS = (("weights", "the weights"), ("gradients", "the gradients"), ("state", "the optimizer's state"))
 
 
@@ -118,11 +121,9 @@ def _cuts(best: Plan) -> str:
 
 
 def _micro(best: Plan) -> str:
-    rows, again = micro_rows(best.recipe, best.layout), best.recipe.recompute
-    again = {"none": "nothing is", "selective": "norms and activations are", "full": "whole blocks are"}.get(
-        again, again
-    )
-    return f"{plural(best.recipe.n_micro, 'micro-batch')} of {plural(rows, 'sequence')} on a rank; {again} recomputed"
+    rows = micro_rows(best.recipe, best.layout)
+    words = RECOMPUTED.get(best.recipe.recompute, f"{best.recipe.recompute} are")
+    return f"{plural(best.recipe.n_micro, 'micro-batch')} of {plural(rows, 'sequence')} on a rank; {words} recomputed"
 
 
 def _wire(best: Plan, now: Situation) -> str:

@@ -15,11 +15,11 @@ from labkit.course.interview.mock_report import MockLog
 from labkit.course.interview.mock_script import BREAKS, the_script
 from labkit.course.interview.what_breaks_panel import FractureQuestion
 from labkit.course.topics.design_cases import CASES
+from labkit.course.widgets.explorer import wide
 from labkit.course.widgets.linked import Linked
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
 
-WIDE = {"width": "auto", "max_width": "760px"}
 LINE = 20
 
 
@@ -45,15 +45,15 @@ class MockInterviewPanel(Twin, widgets.VBox):
         self.asked: FollowUp | FractureQuestion | None = None
         names = [(design.title, design.name) for design in CASES]
         self.case = widgets.Dropdown(
-            options=names, description="case", style={"description_width": "60px"}, layout=WIDE
+            options=names, description="case", style={"description_width": "60px"}, layout=wide()
         )
         self.go = _button("start", "the clock of the first phase runs from now", lambda: self.start(self.case.value))
-        self.proposed = widgets.HTML(layout=WIDE)
+        self.proposed = widgets.HTML(layout=wide())
         self.repeat = _button("second try", "another case of the same level, with other changes", self.second_try)
-        self.clock, self.asking, self.message = SessionClock(), widgets.HTML(layout=WIDE), widgets.HTML()
+        self.clock, self.asking, self.message = SessionClock(), widgets.HTML(layout=wide()), widgets.HTML()
         self.clock.on_msg(lambda *_: self.tell_time())
         self.notes = widgets.Textarea(
-            placeholder="notes and sums for yourself; nobody reads them", rows=6, layout=WIDE
+            placeholder="notes and sums for yourself; nobody reads them", rows=6, layout=wide()
         )  # fmt: skip
         self.show = _button("show the points", "say your answer first", self.reveal)
         self.room = widgets.VBox()
@@ -79,7 +79,11 @@ class MockInterviewPanel(Twin, widgets.VBox):
 
     def second_try(self) -> None:
         """Begin the second try that the history proposes."""
-        proposal = self.history.second_try()
+        try:
+            proposal = self.history.second_try()
+        except (OSError, ValueError) as error:
+            self.message.value = escape(str(error))
+            return
         self.start(proposal.case, proposal.without)
 
     def reveal(self) -> None:
@@ -159,10 +163,10 @@ class MockInterviewPanel(Twin, widgets.VBox):
 
     def _ask_follow_up(self, question: FollowUp) -> None:
         self.asked, self.boxes = question, {}
-        answer = widgets.HTML(layout=WIDE)
+        answer = widgets.HTML(layout=wide())
         button = _button("show the answer", "say yours first", lambda: self._answered(question, answer, button))
         kind = "A hint" if question.key.startswith("missed") else "Deeper"
-        asking = widgets.HTML(f"<p>{kind}: <b>{formulas(question.ask)}</b></p>", layout=WIDE)
+        asking = widgets.HTML(f"<p>{kind}: <b>{formulas(question.ask)}</b></p>", layout=wide())
         self.room.children = (asking, button, answer)
         self._close(self.onward)
         button.focus()
@@ -200,15 +204,23 @@ class MockInterviewPanel(Twin, widgets.VBox):
         """Show the report, and keep it."""
         report = session.report()
         self.history.keep(report)
-        self.report.value = report._repr_html_() + f"<p>{escape(self.history.second_try().words(self.now()))}</p>"
+        self.report.value = f"{report._repr_html_()}<p>{self._proposal()[0]}</p>"
         self.message.value = escape(self.history.note)
         self._turn(self.last)
 
     def _propose(self) -> None:
         """Offer the second try where there was a first."""
-        reports = self.history.reports()
-        self.repeat.layout.display = "" if reports else "none"
-        self.proposed.value = escape(self.history.second_try().words(self.now())) if reports else ""
+        self.proposed.value, possible = self._proposal()
+        self.repeat.layout.display = "" if possible else "none"
+
+    def _proposal(self) -> tuple[str, bool]:
+        """When to try again, or why nothing is proposed, as HTML; and whether there is a second try."""
+        try:
+            if not self.history.reports():
+                return "", False
+            return escape(self.history.second_try().words(self.now())), True
+        except (OSError, ValueError) as error:  # the interview goes on whatever the file does
+            return escape(str(error)), False
 
     def _open(self, button: widgets.Button) -> None:
         button.disabled, button.layout.display = False, ""

@@ -12,10 +12,10 @@ import ipywidgets as widgets
 
 from labkit.course.interview.what_breaks import CHANGES, KINDS, Fracture, choices, what_breaks
 from labkit.course.topics.design_cases import CASES
+from labkit.course.widgets.explorer import wide
 from labkit.course.widgets.twin import Twin
 from labkit.view.svg import Picture, headline, text
 
-WIDE = {"width": "auto", "max_width": "760px"}
 LINE = 20
 
 
@@ -40,11 +40,11 @@ class FractureQuestion(widgets.VBox):
         self.right: bool | None = None
         self.asking = widgets.HTML(f"<b>{escape(fracture.question)}</b>")
         options = [(KINDS[kind], kind) for kind in self.offered]
-        self.menu = widgets.RadioButtons(options=options, value=None, layout=WIDE)
+        self.menu = widgets.RadioButtons(options=options, value=None, layout=wide())
         self.go = widgets.Button(description="answer", tooltip="the planner judges your choice", button_style="primary")
-        self.verdict = widgets.HTML(layout=WIDE)
+        self.verdict = widgets.HTML(layout=wide())
         self.show_mend = widgets.Button(description="show the mend", tooltip="the planner's best plan after the change")
-        self.mended = widgets.HTML(layout=WIDE)
+        self.mended = widgets.HTML(layout=wide())
         self.go.on_click(lambda _: self.answer())
         self.show_mend.on_click(lambda _: self.mend())
         self.show_mend.layout.display = "none"
@@ -85,10 +85,10 @@ class WhatBreaksPanel(Twin, widgets.VBox):
         self.seed = seed
         names = [(design.title, design.name) for design in CASES]
         first = what_breaks(case, CHANGES[0])
-        wide = {"style": {"description_width": "60px"}, "layout": WIDE}
-        self.case = widgets.Dropdown(options=names, value=first.case.name, description="case", **wide)
-        self.change = widgets.Dropdown(options=[change.name for change in CHANGES], description="change", **wide)
-        self.story, self.room = widgets.HTML(layout=WIDE), widgets.VBox()
+        looks = {"style": {"description_width": "60px"}, "layout": wide()}
+        self.case = widgets.Dropdown(options=names, value=first.case.name, description="case", **looks)
+        self.change = widgets.Dropdown(options=[change.name for change in CHANGES], description="change", **looks)
+        self.story, self.room = widgets.HTML(layout=wide()), widgets.VBox()
         self.asked = FractureQuestion(first, seed)
         super().__init__([self.case, self.change, self.story, self.room])
         self._ask(first)

@@ -140,6 +140,21 @@ def test_follow_ups_depend_on_what_was_ticked():
         assert question.answer == nothing.filled(getattr(points[name], kind).answer)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_a_phase_asks_one_question_of_each_kind_where_it_can(place):
+    """Would catch two helps in a row for one that missed all but one point, or the other way round."""
+    for seed in range(5):
+        one, but_one = session(seed=seed), session(seed=seed)
+        names = list(one.reveal())
+        but_one.reveal()
+        by_one = one.tick({names[place]: True})
+        by_all_but_one = but_one.tick({name: name != names[place] for name in names})
+        assert [question.key.split()[0] for question in by_one] == ["missed", "deeper"]
+        assert [question.key.split()[0] for question in by_all_but_one] == ["missed", "deeper"]
+        assert by_one[1].key == f"deeper {names[place]}"
+        assert by_all_but_one[0].key == f"missed {names[place]}"
+
+
 def test_the_question_after_a_change_depends_on_the_choice():
     """Would catch one and the same follow-up for a right and a wrong choice."""
     fracture = session().fractures[0]
@@ -381,3 +396,24 @@ class TestPanel:
         assert reached == {"devices": 0.0, "links": 1.0, "batch": 0.0, "goal": 0.0}
         assert panel.asked.key.startswith("missed")
         assert panel.onward.disabled
+        answer = panel.asked.answer
+        panel.room.children[1].click()
+        assert unescape(panel.room.children[2].value) == f"<p>{answer}</p>"
+        panel.boxes[panel.asked.key].value = True
+        panel.onward.click()
+        assert panel.session._points[-1].reached == BY_HELP
+
+    def test_a_file_that_cannot_be_read_does_not_stop_the_interview(self, log, monkeypatch):
+        """Would catch a report that is lost because somebody else holds the file."""
+
+        def held() -> list[MockReport]:
+            raise OSError("the file is held by another notebook")
+
+        panel = self.panel(log)
+        panel.go.click()
+        monkeypatch.setattr(log, "reports", held)
+        while panel.session.phase is not None:
+            self.onward(panel)
+        assert panel.session.report().judgement in unescape(panel.report.value)
+        assert "held by another notebook" in panel.report.value
+        assert "held by another notebook" in self.panel(log).proposed.value
