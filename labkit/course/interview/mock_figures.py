@@ -34,7 +34,7 @@ def figures(case: DesignCase) -> Mapping[str, str]:
     memory, room = device.memory_bytes.value, device.memory_bytes.value * (1 - HEADROOM)
     flops, rate = FLOPS * n * n_tokens, device.rate(recipe.precision)
     now = Situation(shape, device, layout.size, recipe.batch_size, recipe.precision)
-    peak, moment, rank = fullest(now, layout, recipe)
+    peak, moment, rank, _ = fullest(now, layout, recipe)
     table = shape.parameters["token embedding"]
     held = best.memory
     return MappingProxyType(

@@ -36,7 +36,7 @@ from labkit.plan.laws import data_parallel, pipeline
 from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.search.search import HEADROOM, Plan, gb, plans
+from labkit.plan.search.search import HEADROOM, Plan, gb, moment_words, plans
 from labkit.plan.step.memory import highest
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import StepTime
@@ -177,7 +177,8 @@ class Fracture:
     @property
     def question(self) -> str:
         """The question in words."""
-        return f"{self.change.question} All else stays, and so does your plan. What breaks first?"
+        follows = ", with as many more or fewer ranks along dp" * (self.now.n_ranks != self.old.layout.size)
+        return f"{self.change.question} All else stays, and so does your plan{follows}. What breaks first?"
 
     @cached_property
     def mend(self) -> Plan | None:
@@ -233,12 +234,12 @@ def what_breaks(case: DesignCase | str, change: NumberChange | str) -> Fracture:
     except ValueError as error:
         return Fracture(design, changed, old, now, LAYOUT, f"The plan cannot be cut so any more: {error}.")
     room = now.hardware.memory_bytes.value * (1 - HEADROOM)
-    peak, moment, rank = fullest(now, layout, recipe)
+    peak, moment, rank, kinds = fullest(now, layout, recipe)
     if peak > room:
         over = peak - room
         words = (
-            f"Rank {rank} holds {gb(peak)} at its highest moment, {moment}, and {gb(room)} may be used of each device: "
-            f"{gb(over)} too much."
+            f"Rank {rank} holds {gb(peak)}, and {gb(room)} may be used of each device: {gb(over)} too much. It holds "
+            f"{kinds}."
         )
         return Fracture(design, changed, old, now, MEMORY, words, over, moment)
     parts = _grown(costs(before, old.layout, old.recipe), costs(now, layout, recipe))
@@ -263,13 +264,13 @@ def carried(old: Plan, now: Situation) -> tuple[Layout, Recipe]:
     return layout, recipe
 
 
-def fullest(now: Situation, layout: Layout, recipe: Recipe) -> tuple[int, str, int]:
-    """(bytes at the highest moment, that moment in words, the rank) of the rank that holds most."""
+def fullest(now: Situation, layout: Layout, recipe: Recipe) -> tuple[int, str, int, str]:
+    """(bytes at the highest moment, that moment, the rank, all that it holds then, in words) of the fullest rank."""
     moments = []
     for rank in fullest_ranks(now.shape, layout, recipe):
         local = Rank(now.shape, layout, recipe, rank, now.hardware.device)
         top = highest(local)
-        moments.append((sum(local.base()) + top.total, top.when, rank))
+        moments.append((sum(local.base()) + top.total, top.when, rank, moment_words(local, top)))
     return max(moments, key=lambda moment: moment[0])
 
 

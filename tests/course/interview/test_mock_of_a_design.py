@@ -94,6 +94,7 @@ def test_the_script_types_no_number_and_names_figures_and_topics_that_are_there(
     topics = {topic for phase in the_script() for point in phase.points for topic in point.topics}
     assert topics | {topic for row in TOPICS.values() for topic in row} <= set(the_deck().tags())
     assert set(TOPICS) == set(KINDS)
+    assert all(len(point.topics) == 1 for phase in the_script() for point in phase.points)  # one miss, one weak topic
 
 
 def test_figures_are_the_planners():

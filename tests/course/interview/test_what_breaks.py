@@ -87,6 +87,8 @@ def test_memory_breaks_exactly_where_the_search_refuses_the_plan(name, change, s
     ]
     top = max(held, key=lambda breakdown: breakdown.total)
     assert f"at the peak: {fracture.moment}" in top.item("activations").formula
+    if reason:
+        assert f"{top['activations'] / 1e9:.1f} GB activations" in fracture.words
     assert fracture.over == pytest.approx(max(0.0, top.total - search.room))
 
 
