@@ -94,9 +94,10 @@ class MockInterviewPanel(Twin, widgets.VBox):
         if session.phase is not None and session.phase.name == BREAKS:
             self._ask_change(0)
             return
-        for name, words in session.reveal().items():
-            self.boxes[name] = _box(words)
-        self.room.children = (widgets.HTML("<b>What did you say? Tick it.</b>"), *self.boxes.values())
+        points = session.reveal()
+        self.boxes = {name: _box(name) for name in points}
+        rows = (_beside(box, points[name]) for name, box in self.boxes.items())
+        self.room.children = (widgets.HTML("<b>What did you say? Tick it.</b>"), *rows)
         self._open(self.onward)
         next(iter(self.boxes.values())).focus()
 
@@ -244,7 +245,14 @@ def _opening() -> str:
 
 
 def _box(words: str) -> widgets.Checkbox:
-    return widgets.Checkbox(description=words.replace("`", ""), indent=False, layout={"width": "auto"})
+    return widgets.Checkbox(description=words, indent=False, layout={"width": "auto"})
+
+
+def _beside(box: widgets.Checkbox, words: str) -> widgets.HBox:
+    """A box with a text beside it, which may take several lines, as the words of a box cannot."""
+    box.layout = {"width": "120px", "flex": "0 0 auto"}
+    text_beside = widgets.HTML(formulas(words), layout={"flex": "1 1 auto", "min_width": "0"})
+    return widgets.HBox([box, text_beside], layout=wide())
 
 
 def _button(words: str, tooltip: str, act: Callable[[], None]) -> widgets.Button:

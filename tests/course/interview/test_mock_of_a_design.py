@@ -391,6 +391,9 @@ class TestPanel:
         panel.go.click()
         panel.show.click()
         assert list(panel.boxes) == [point.name for point in the_script()[0].points]
+        told = words_of(panel)
+        for point in the_script()[0].points:
+            assert panel.session.filled(point.words) in told
         panel.boxes["links"].value = True
         panel.onward.click()
         reached = {point.name: point.reached for point in panel.session._points}
