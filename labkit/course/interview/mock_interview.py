@@ -27,7 +27,17 @@ from labkit.course.interview.interview import JUMP_S
 from labkit.course.interview.mock_figures import figures
 from labkit.course.interview.mock_report import MockReport, PhaseScore, ScoredPoint
 from labkit.course.interview.mock_script import BREAKS, FIGURE, InterviewPhase, level_of, the_script
-from labkit.course.interview.what_breaks import BUBBLE, COMPUTE, KINDS, LAYOUT, MEMORY, NOTHING, Fracture, drawn
+from labkit.course.interview.what_breaks import (
+    BUBBLE,
+    COMPUTE,
+    KINDS,
+    LAYOUT,
+    MEMORY,
+    NOTHING,
+    ONCE,
+    Fracture,
+    drawn,
+)
 from labkit.course.topics.design_cases import case as case_of
 
 FOLLOW_UPS = 2
@@ -37,7 +47,8 @@ BY_HELP = 0.5
 DEEPER, MISSED, WHAT, MEND = "deeper", "missed", "what", "mend"
 TOPICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        LAYOUT: ("3d",), MEMORY: ("memory",), COMPUTE: ("arithmetic",), BUBBLE: ("pipeline",), NOTHING: ("scaling",),
+        LAYOUT: ("3d",), MEMORY: ("memory",), COMPUTE: ("arithmetic",), ONCE: ("large-batch",),
+        BUBBLE: ("pipeline",), NOTHING: ("scaling",),
         "tp": ("tensor-parallel",), "pp": ("pipeline",), "dp": ("data-parallel",), "cp": ("long-context",),
         "ep": ("experts",),
     }
@@ -48,6 +59,7 @@ MEND_ASKS: Mapping[str, str] = MappingProxyType(
         LAYOUT: "Which numbers have to divide which? Give a plan for what is there now.",
         MEMORY: "Which bytes are the most at that moment? Name the cheapest choice that takes them away.",
         COMPUTE: "Why do the same flops take longer? Give a plan under which they take less.",
+        ONCE: "Why does it not shrink with the batch? Give a plan under which fewer device-seconds go there.",
         BUBBLE: "Which two numbers set the bubble? Change one of them.",
         NOTHING: "Why does it not matter here? And is there a better plan now?",
     }

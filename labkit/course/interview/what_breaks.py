@@ -1,7 +1,7 @@
 """What breaks first: an interviewer changes one number of a design case; the planner says what becomes of the plan.
 
     fracture = what_breaks("eight", "half the memory")
-    fracture.kind          "memory", "layout", "tp", "dp", "pp", "bubble", "compute", ... or "nothing"
+    fracture.kind          "memory", "layout", "tp", "dp", "pp", "bubble", "compute", "once" or "nothing"
     fracture.words         why, in a sentence with the planner's numbers
     fracture.mend          the best plan after the change, searched for when it is asked for; None if nothing fits
     fracture.mend_words    the same in a sentence: what changed in the plan
@@ -43,7 +43,7 @@ from labkit.plan.step.time import StepTime
 from labkit.plan.words import plural
 
 EXPERTS = "experts"
-LAYOUT, MEMORY, NOTHING, COMPUTE, BUBBLE = "layout", "memory", "nothing", "compute", "bubble"
+LAYOUT, MEMORY, NOTHING, COMPUTE, ONCE, BUBBLE = "layout", "memory", "nothing", "compute", "once", "bubble"
 WIRES = ("tp", "cp", "ep", "pp", "dp")
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -56,6 +56,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "dp": "the wire of dp",
         BUBBLE: "the bubble of the pipeline",
         COMPUTE: "computing",
+        ONCE: "the host and the optimizer, once a step",
         NOTHING: "nothing: the plan goes on as it was",
     }
 )
@@ -275,14 +276,15 @@ def fullest(now: Situation, layout: Layout, recipe: Recipe) -> tuple[int, str, i
 
 
 def costs(now: Situation, layout: Layout, recipe: Recipe) -> Mapping[str, float]:
-    """Device-seconds per token of each part of a step, which add up to the planner's step: computing (with the host and
-    the optimizer), the bubble, and of each axis's wire what nothing hides."""
+    """Device-seconds per token of each part of a step, which add up to the planner's step: computing, the host and the
+    optimizer, the bubble, and of each axis's wire what nothing hides."""
     step = StepTime(now.shape, layout, recipe, now.hardware, simulated=0)
     seconds = dict(step.breakdown())
     along_dp = data_parallel.waiting_s(recipe.strategy_law, step.states, step.work(), step.timing)
     along_pp, _ = pipeline.waiting_s(step.timing, step.passes.lasts)
     exposed = {
-        COMPUTE: seconds["compute"] + seconds["host"] + seconds["optimizer"],
+        COMPUTE: seconds["compute"],
+        ONCE: seconds["host"] + seconds["optimizer"],
         BUBBLE: seconds["bubble"],
         "tp": seconds["tp"],
         "cp": seconds.get("cp", 0.0) - step.passes.spent.hidden,
@@ -350,11 +352,10 @@ def _slower(parts: tuple[GrownPart, ...], peak: float, room: float) -> tuple[str
             f"{fits}, and no part of a step grows by {LEAST:.0%} of it: a token costs {sum_of_all / whole:+.1%} "
             "device-seconds."
         )
-    times = f"{most.after / most.before:.3g} times as much" if most.before else "what it did not before"
+    times = f" ({most.after / most.before:.3g} times as much)" if most.before else ""
     return most.name, (
-        f"{fits}, but {KINDS[most.name]} takes {times} of the devices' time per token: "
-        f"{_micro(most.before)} before, {_micro(most.after)} device-microseconds now, "
-        f"{most.growth / whole:+.0%} of the old step."
+        f"{fits}, but more of the devices' time per token goes to {KINDS[most.name]}: {_micro(most.before)} before, "
+        f"{_micro(most.after)} device-microseconds now{times}, {most.growth / whole:+.0%} of the old step."
     )
 
 

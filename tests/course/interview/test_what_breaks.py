@@ -103,6 +103,16 @@ def test_a_slower_link_between_nodes_breaks_nothing_on_one_node_and_dp_on_two():
     assert f"{grown:+.0%} of the old step" in fracture.words
 
 
+def test_a_small_batch_pays_for_what_a_step_costs_once():
+    """Would catch the host and the optimizer being counted as computing, whose flops per token stay the same."""
+    fracture = what_breaks(EIGHT, "small batch")
+    step = EIGHT.found[0].step
+    most = fracture.parts[0]
+    assert fracture.kind == most.name == "once"
+    assert most.before == pytest.approx((step["host"] + step["optimizer"]) * 8 / (128 * 2048))
+    assert most.after == pytest.approx(16 * most.before, rel=0.01)
+
+
 def test_the_parts_that_break_a_pipeline_are_told_apart(staged):
     """Would catch growth by seconds of a step, by which a smaller batch breaks nothing."""
     assert [what_breaks(staged, name).kind for name in ("slow link", "small batch", "fp32", "one is missing")] == [
