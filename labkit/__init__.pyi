@@ -25,6 +25,8 @@ from labkit.course.exercises.check import (
 )
 from labkit.course.exercises.hint_panel import HintPanel as HintPanel
 from labkit.course.interview.interview_panel import InterviewPanel as InterviewPanel
+from labkit.course.interview.mock_panel import MockInterviewPanel as MockInterviewPanel
+from labkit.course.interview.what_breaks_panel import WhatBreaksPanel as WhatBreaksPanel
 from labkit.course.learner.progress_panel import ProgressPanel as ProgressPanel
 from labkit.course.machine.doctor import doctor as doctor
 from labkit.course.machine.room import room as room
