@@ -110,7 +110,7 @@ class MockInterview:
 
     @property
     def ask(self) -> str:
-        """What the interviewer says at the beginning of the phase."""
+        """The opening question of the current phase, with the planner's figures of this case filled in."""
         return self.filled(self._running().ask)
 
     @property

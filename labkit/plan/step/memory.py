@@ -149,7 +149,8 @@ class MicroBatchPass:
 
     @cached_property
     def strategies(self) -> StrategyTurn:
-        """What the strategies of all stages of this rank hold meanwhile."""
+        """The bytes that the data-parallel strategies of all stages of this rank hold during this turn, beyond those
+        that stay between two steps: gathered units or buckets, for example."""
         return self.rank.strategies.during(self.turn)
 
     def sum(self, when: str, held: HeldBytes, activations: int, other: int, gradients: int = 0) -> Sum:

@@ -365,7 +365,8 @@ class Rank:
 
     @lasting
     def strategies(self) -> StrategyBytes:
-        """What its strategies hold besides what is there between two steps."""
+        """The bytes that its data-parallel strategies hold during each turn of a step, beyond those that stay
+        between two steps."""
         return StrategyBytes(self.recipe, self.groups)
 
 

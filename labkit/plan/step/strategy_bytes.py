@@ -1,7 +1,8 @@
-"""What the strategies around a rank's stages hold besides what is there between two steps, turn by turn.
+"""The bytes that data-parallel strategies hold during a step only, for each turn of a rank: gathered weights of ZeRO-3,
+buckets of gradients, windows that travel. Weights, gradients and state that stay between two steps are not in it.
 
-It depends on neither the rows of a micro-batch nor on what runs again in backward. A search tries many recipes that
-differ in these alone: their ranks ask the same tables (labkit.plan.step.rank).
+These bytes depend neither on the sequences of a micro-batch nor on what is computed again in backward. A search tries
+many recipes that differ in nothing else, and their ranks share one table (labkit.plan.step.rank).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Stages = Sequence[Sequence[ShardedParameters]]
 
 
 class StrategyBytes:
-    """What the strategies of a rank's stages hold, in whichever turn."""
+    """The bytes that the strategies of a rank's stages hold during each of its turns."""
 
     def __init__(self, recipe: Recipe, stages: Stages) -> None:
         self.recipe, self.stages = recipe, stages
         self._turns: dict[Turn, StrategyTurn] = {}
 
     def during(self, turn: Turn) -> StrategyTurn:
-        """What they hold during this turn; the same table for turns that are the same to them."""
+        """The bytes of this turn. Turns in which the strategies do the same share one table."""
         turn = turn.of_strategies
         if turn not in self._turns:
             self._turns[turn] = StrategyTurn(self.recipe, self.stages, turn)
@@ -34,7 +35,7 @@ class StrategyBytes:
 
 
 class StrategyTurn:
-    """What the strategies of a rank's stages hold during one turn."""
+    """The bytes that the strategies of a rank's stages hold during one forward or backward of a micro-batch."""
 
     def __init__(self, recipe: Recipe, stages: Stages, turn: Turn) -> None:
         self.recipe, self.law, self.stages, self.turn = recipe, recipe.strategy_law, stages, turn
@@ -52,8 +53,10 @@ class StrategyTurn:
         return held
 
     def held(self, k: int, arrived: Sequence[int], inside: bool = True, leaving: int | None = None) -> HeldBytes:
-        """What all strategies hold while layer k is at work: so many elements of each group have arrived; `inside`: its
-        experts are at work; `leaving`: the group of which a bucket or a unit has just been packed."""
+        """The bytes of all strategies while layer k computes.
+
+        `arrived` is the number of gradient elements of each group that backward has made; `inside` says that the
+        layer's experts compute; `leaving` is the group of which a bucket or unit has just been packed to be sent."""
         place = k, *arrived, inside, leaving
         if place not in self._held:
             self._held[place] = self._sum(k, arrived, inside, leaving)
@@ -82,5 +85,5 @@ class StrategyTurn:
 
 
 def _plus(one: HeldBytes, other: HeldBytes) -> HeldBytes:
-    """The sum of what two hold."""
+    """The bytes of two strategies added up, kind by kind."""
     return HeldBytes(one.weights + other.weights, one.gradients + other.gradients, one.other + other.other)

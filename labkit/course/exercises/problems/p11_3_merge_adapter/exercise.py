@@ -16,7 +16,8 @@ MOST_OTHERS = 0.02
 """Share of a W in bf16 that may be rounded to the other side, since a sum in float32 is itself rounded. Of a sum in
 bf16 it is a fifth and more."""
 MOST_OFF = MappingProxyType({torch.float32: 1e-5, torch.bfloat16: 0.03})
-"""How far y may be off, as a share of its largest number."""
+"""By the dtype of W: y before merging, compared with float64, must be nearer than this. The number is the largest error
+of an element of y, over the largest absolute value in y."""
 
 
 class MergingLoRA:
