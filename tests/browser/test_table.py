@@ -15,7 +15,7 @@ from tests.browser.shortcuts import SHORTCUTS
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "labkit/course"
 OF_THE_EXERCISES = {"HintPanel", "ProgressPanel"}  # a test of the journey plays them
-OF_NO_LAB = {"MockInterviewPanel", "WhatBreaksPanel"}  # tests/course/interview clicks them, without a browser
+OF_NO_LAB = {"MockInterviewPanel", "WhatBreaksPanel"}  # test_interview.py plays them
 
 
 SHARED = {"Explorer", "FilmPlayer", "Recorded"}

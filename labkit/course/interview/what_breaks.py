@@ -47,7 +47,7 @@ LAYOUT, MEMORY, NOTHING, COMPUTE, ONCE, BUBBLE = "layout", "memory", "nothing", 
 WIRES = ("tp", "cp", "ep", "pp", "dp")
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        LAYOUT: "the cut: ranks, rows or layers no longer divide",
+        LAYOUT: "the cut: ranks, sequences or layers no longer divide",
         MEMORY: "memory: a device no longer holds its part",
         "tp": "the wire of tp",
         "cp": "the wire of cp",
@@ -114,7 +114,7 @@ CHANGES: tuple[NumberChange, ...] = (
     NumberChange("half the memory", "Each device has half the memory.", lambda old: _with_memory(old, 1 / 2)),
     NumberChange("slow link", "The link between nodes is ten times slower.", lambda old: _with_inter(old, 1 / 10)),
     NumberChange(
-        "long rows", "Sequences are four times as long, and as many as before.",
+        "long sequences", "Sequences are four times as long, and as many as before.",
         lambda old: _resized(old, seq=4 * old.shape.seq),
     ),
     NumberChange(
