@@ -157,8 +157,10 @@ def test_steps_laws_and_memory_are_known_of_a_run_that_hangs_or_is_killed(end, t
     assert not report.well
     assert report.n_steps == 8
     (law,) = report.laws
-    sent = {"hang": (9 + 8) / 2, "kill": 9}[end]  # rank 0 has called the ninth; of a killed rank not all is known
-    assert law.ratio == pytest.approx(sent / 8)
+    # rank 0 has called the ninth sum, rank 1 has not; a rank of which records are missing is not in the mean: a killed
+    # one, and one that hangs if the run is ended before its last records have come
+    possible = {"hang": [(9 + 8) / 2, 9], "kill": [9]}[end]
+    assert any(law.ratio == pytest.approx(sent / 8) for sent in possible)
     assert report.memory["peak"]["parameters"] == 80
     assert set(report.overlap) >= {"step_s", "exposed_s"}
     assert 0 in report.run.complete

@@ -185,7 +185,7 @@ def test_a_prediction_is_committed_kept_and_held_against_law_and_measurement(sit
     answer, law = window.locator("details.answer"), window.get_by_text("2(n_ranks - 1)").or_(window.locator("tr.law"))
     expect(status).to_have_text("You have not predicted yet. Write a number, such as 1,024 or 5.7 MiB.")
     expect(law.first).to_be_hidden()
-    expect(window.get_by_text("less than twice the gradients")).to_be_hidden()
+    expect(window.get_by_text("however many ranks there are")).to_be_hidden()
     field.press_sequentially("six million")
     field.press("Enter")
     expect(status).to_contain_text("“six million” is not a number of B, 0 or more. Use digits, as in 1,024 or 2e6.")
@@ -202,7 +202,7 @@ def test_a_prediction_is_committed_kept_and_held_against_law_and_measurement(sit
             f"your prediction{value_text(guess, 'B')} ({apart(guess, 6e6)})",
             "measured6,000,000 B = 5.72 MiB",
         ])  # fmt: skip
-        expect(window.get_by_text("less than twice the gradients")).to_be_visible()
+        expect(window.get_by_text("however many ranks there are")).to_be_visible()
         window.goto(page)
     field.fill("24e6")
     field.press("Enter")
