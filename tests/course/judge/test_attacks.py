@@ -291,7 +291,6 @@ def test_state_that_is_hidden_from_the_probe_is_found() -> None:
     source = problem("07.2").solution.replace("self.params, self.group = params, group", keep)
     report = judge(problem("07.2"), source)
     assert report["memory"].broken or report["liveness"].broken, str(report)  # the latter where all is slow
-    assert report["liveness"].broken or "numbers are kept in tensors" in report["memory"].expected
 
 
 @pytest.mark.rest
