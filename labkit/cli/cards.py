@@ -14,9 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.cli.words import under_way
-from labkit.course.cards.card_faces import TITLES
 from labkit.course.cards.review_words import NEW_A_DAY
-from labkit.course.claims.claims_picture import brief
 from labkit.course.numbers import number_of
 from labkit.view.terminal_table import TerminalTable
 from labkit.view.units import plural
@@ -113,6 +111,9 @@ def _key(console: Console, words: str, keys: str) -> str:
 
 
 def _back(card: Any) -> Table:
+    from labkit.course.cards.card_faces import TITLES
+    from labkit.course.claims.claims_picture import brief
+
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for part, text in card.parts().items():
         table.add_row(TITLES[part], _plain(text))

@@ -16,7 +16,6 @@ from labkit.cli.data import Home, Json, words_beside, write
 from labkit.course.classroom.file_names import shown
 from labkit.course.numbers import full, natural
 from labkit.course.server.labs import SHIPPED, home_of
-from labkit.launch.zygote import zygote
 
 if TYPE_CHECKING:
     from labkit.course.judge.report import Report
@@ -39,6 +38,8 @@ def check(
     home: Home = None,
 ) -> None:
     """Check what you have written in exercises/: five verdicts for each. Fails if one is broken."""
+    from labkit.launch.zygote import zygote
+
     zygote()  # it imports torch for the judge, while this process does so for itself
     from labkit.course.exercises.catalogue import problem, problems
     from labkit.course.exercises.check import check_file

@@ -11,8 +11,6 @@ from rich.console import Console
 
 from labkit.cli.data import Json, words_beside, write
 from labkit.cli.words import under_way
-from labkit.course.claims.claims_picture import lines
-from labkit.course.claims.quiz_paper import key, sheet
 from labkit.course.numbers import number_of
 from labkit.view.units import plural
 
@@ -63,6 +61,7 @@ def quiz(
 
 def _on_paper(asked: Quiz, out: Path | None, key_to: Path | None, prove: bool) -> None:
     from labkit.course.claims.audit import audit
+    from labkit.course.claims.quiz_paper import key, sheet
 
     title = f"{plural(len(asked.questions), 'claim')}{f' on {asked.topic}' if asked.topic else ''}, seed {asked.seed}"
     text = sheet(asked.questions, title)
@@ -78,6 +77,8 @@ def _on_paper(asked: Quiz, out: Path | None, key_to: Path | None, prove: bool) -
 
 
 def _ask(console: Console, asked: Quiz, prove: bool) -> None:
+    from labkit.course.claims.claims_picture import lines
+
     while (question := asked.question) is not None:
         console.rule(f"{question.number} of {len(asked.questions)} · {question.claim.topic} · {question.claim.id}")
         console.print(question.claim.claim, style="bold", markup=False, highlight=False)

@@ -14,6 +14,6 @@ def is_whole(value: object, least: int = 1) -> TypeGuard[int]:
 
 def is_number(value: object, least: float = 0, *, above: bool = False) -> TypeGuard[float]:
     """True for a finite number of at least `least`, or `above` it. True, False and "3" are no numbers."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float, Real)) or isinstance(value, bool) or not math.isfinite(value):
         return False
     return float(value) > least if above else float(value) >= least

@@ -14,7 +14,7 @@ from labkit.plan.machine.hardware import Hardware
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
-from labkit.plan.step.memory import MicroBatchPass, highest, most_bytes, of_passes, peak_bytes, predict_memory
+from labkit.plan.step.memory import MicroBatchPass, highest, of_passes, peak_bytes, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.train.config import GPTConfig
 from tests.cases import cases
@@ -121,7 +121,7 @@ def test_bounds_hold_the_predicted_peak_between_them(size, strategy, again, dp, 
     for rank in (0, layout.size - 1):
         local = Rank(shape, layout, recipe, rank, device)
         least, most = local.bounds()
-        assert least <= predict_memory(shape, layout, recipe, rank, device).total <= min(most, most_bytes(local))
+        assert least <= predict_memory(shape, layout, recipe, rank, device).total <= most
 
 
 WAYS_TO_RUN = [
@@ -137,8 +137,9 @@ WAYS_TO_RUN = [
 @cases("again", ["none", "selective", "full"])
 @cases("bucket_bytes", [2000, 2**25])
 def test_no_layer_that_is_left_out_has_the_highest_moment(layout, recipe, strategy, again, bucket_bytes):
-    """Would catch a peak that is missed, since a layer was said to hold less than it does: `rises` of a strategy's law
-    without its bucket or without its unit's gradients."""
+    """Would catch a peak that is missed, since a layer or a pass was said to hold less than it does: `rises` of a
+    strategy's law without its bucket or without its unit's gradients, or `most` without what stages that are not at
+    work have on their way."""
     experts = {"n_expert": 4, "top_k": 2} if layout.ep > 1 else {}
     shape = ModelShape.of(GPTConfig(n_layer=8, d_model=64, n_head=4, vocab=128, seq=16, tied=layout.pp == 1, **experts))
     recipe = replace(recipe, strategy=strategy, recompute=again, bucket_bytes=bucket_bytes)
@@ -151,7 +152,9 @@ def test_no_layer_that_is_left_out_has_the_highest_moment(layout, recipe, strate
     }
     for (place, k), height in heights.items():
         assert height <= passes[place].bounds[k]
+        assert height <= passes[place].most
     assert of_passes(rank).total == max(heights.values())
+    assert sum(rank.base()) + max(moment.total for moment in rank.optimizer_moments) <= rank.step_bound
 
 
 OTHER_MICRO_BATCHES = [("none", 2), ("none", 8), ("selective", 4), ("full", 1), ("full", 8)]
@@ -176,14 +179,15 @@ def test_what_ranks_that_are_alike_share_is_what_each_would_work_out_alone(layou
             neighbour = replace(other, strategy="zero1" if strategy == "zero2" else "zero2")
             assert other.lasting == first.recipe.lasting
             runs = Rank(shape, layout, neighbour, number, device) if neighbour.running == other.running else None
+            if runs is not None:
+                peak_bytes(runs)
             assert (runs is None) == (strategy == "zero3" and other.precision_law.casts)
-            alike = Rank(shape, layout, other, number, device, first, runs)
+            alike = Rank(shape, layout, other, number, device, first.like, runs.runs if runs is not None else {})
             alone = Rank(shape, layout, other, number, device)
             assert alike == alone
             assert alike.base() == alone.base()
             assert alike.bounds() == alone.bounds()
             assert alike.turns == alone.turns
-            assert most_bytes(alike) == most_bytes(alone)
             assert highest(alike) == highest(alone)
 
 
@@ -198,7 +202,7 @@ def test_a_rank_that_needs_more_than_a_room_is_looked_through_to_its_highest_mom
     top, base = highest(rank), sum(rank.base())
     for short in (1, 0.5, 100, top.total // 2):
         assert highest(rank, base + top.total - short) == top
-    for spare in (0, 0.5, 100, most_bytes(rank)):
+    for spare in (0, 0.5, 100, rank.bounds()[1]):
         assert highest(rank, base + top.total + spare).total <= top.total
 
 
@@ -225,6 +229,18 @@ def test_bounds_know_what_is_on_its_way_while_a_pipeline_fills():
     recipe = Recipe("ddp", "interleaved", 64, 64, 2, precision="bf16", recompute="selective")
     least, most = Rank(shape, Layout(pp=16), recipe, 0, "cuda").bounds()
     assert least <= predict_memory(shape, Layout(pp=16), recipe, 0, "cuda").total <= most
+
+
+def test_bounds_know_the_last_gradients_of_stages_that_are_not_at_work():
+    """Would catch a search that keeps a plan of 32.3 GB where 30.1 GB are there, since its bound was 30.0 GB: each of
+    three other stages has the gradients of a block on their way."""
+    shape, layout = ModelShape.preset("gpt3-13b"), Layout(dp=4, pp=8)
+    recipe = Recipe("zero3", "interleaved", 256, 64, 4, precision="fp16", recompute="selective")
+    local = Rank(shape, layout, recipe, 3, "cuda")
+    passes = [MicroBatchPass(local, turn) for turn in local.turns]
+    heights = [max(moment.total for k in one.layers for moment in one.moments(k)) for one in passes]
+    assert all(height <= one.most for height, one in zip(heights, passes, strict=True))
+    assert sum(local.base()) + max(heights) <= local.bounds()[1]
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "shampoo"])

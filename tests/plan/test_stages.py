@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from labkit.plan.job.stages import cut
+from labkit.plan.laws.schedules import LAWS
 
 
 def slowest(counts, head):
@@ -30,3 +31,13 @@ def test_a_light_head_leaves_the_cut_even():
     """Would catch a cut that moves blocks for nothing: an even one is what everybody expects."""
     assert cut(12, 5, 0.0) == (2, 2, 3, 2, 3)
     assert cut(8, 4, 0.9) == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS.values() if law.searched], ids=lambda law: law.name)
+def test_the_program_of_a_rank_alone_is_the_one_that_it_has_beside_the_others(law):
+    """Would catch a search that weighs the micro-batches of another rank, or looks for a stage on one."""
+    v = law.stages or 2
+    for p, m in ((1, 1), (2, 4), (3, 3), (4, 12)):
+        schedule = law.make(p, m, v)
+        assert [law.program(p, m, v, place) for place in range(p)] == list(schedule.programs)
+        assert [schedule.rank_of(stage) for stage in range(p * v)] == [stage % p for stage in range(p * v)]

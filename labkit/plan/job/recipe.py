@@ -11,7 +11,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
+from functools import cached_property
 from math import gcd
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -146,6 +148,10 @@ class Recipe:
     gradients: str = "exact"
     checkpointing: InitVar[bool | None] = None
 
+    def __hash__(self) -> int:
+        """That of what a search tries: a look-up is quick, and other differences are for __eq__ to find."""
+        return hash((self.strategy, self.schedule, self.n_micro, self.stages_per_rank, self.recompute))
+
     def __post_init__(self, checkpointing: bool | None) -> None:
         if checkpointing and self.recompute == "none":
             object.__setattr__(self, "recompute", "full")
@@ -199,14 +205,13 @@ class Recipe:
     def lasting(self) -> tuple[Any, ...]:
         """All choices but the number of micro-batches and what runs again in backward: recipes that differ in these
         alone leave the same on a rank between two steps."""
-        return "lasting", *[value for name, value in vars(self).items() if name not in ("n_micro", "recompute")]
+        return "lasting", *LASTING(self)
 
     @property
     def running(self) -> tuple[Any, ...]:
         """All choices but the strategy of data parallelism, and whether that gathers weights in the width of products,
         if this is another one than theirs: recipes whose choices are equal in this run a micro-batch alike."""
-        rest = [value for name, value in vars(self).items() if name not in ("strategy", "shard_ranks", "fp8_gathers")]
-        return "running", self.precision_law.casts and self.strategy_law.computes_gathered, *rest
+        return "running", self.precision_law.casts and self.strategy_law.computes_gathered, *RUNNING(self)
 
     @property
     def strategy_law(self) -> Strategy:
@@ -228,17 +233,17 @@ class Recipe:
         """The law of the precision: bytes of weights, gradients and products, and which of them are cast."""
         return PRECISION_LAWS[self.precision]
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of a weight as a rank keeps it."""
         return self.precision_law.weight_bytes
 
-    @property
+    @cached_property
     def gathered_bytes(self) -> int:
         """Bytes of a number that flows between layers, and of a weight that ZeRO-3 gathers."""
         return 2 if self.precision_law.casts and self.strategy_law.computes_gathered else self.weight_bytes
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient as it is added up and sent."""
         return 4 if self.fp32_gradients else self.weight_bytes
@@ -248,7 +253,7 @@ class Recipe:
         """Bytes of a gradient on its way to the other ranks of dp."""
         return WAYS[self.gradients].element_bytes(self.gradient_bytes)
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         """Bytes of one number of the optimizer's state; masters are as wide."""
         return self.weight_bytes if self.precision_law.pure else max(4, self.weight_bytes)
@@ -339,6 +344,13 @@ class Recipe:
         usual = Recipe()
         changed = [field for field in fields(self) if getattr(self, field.name) != getattr(usual, field.name)]
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in changed) or "the default recipe"
+
+
+def _all_but(*names: str) -> attrgetter[tuple[Any, ...]]:
+    return attrgetter(*[field.name for field in fields(Recipe) if field.name not in names])
+
+
+LASTING, RUNNING = _all_but("n_micro", "recompute"), _all_but("strategy", "shard_ranks", "fp8_gathers")
 
 
 def refusals(shape: ModelShape, recipe: Recipe, layout: Layout, tied: bool) -> Iterator[str]:

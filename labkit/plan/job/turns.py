@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labkit.plan.laws.schedules import LAWS
-from labkit.plan.schedules.schedule import Action, Schedule, needs
+from labkit.plan.schedules.schedule import Action, Program, Schedule, needs
 
 LEAST, ROUNDS = 8, 3
 """More micro-batches than these, or than so many for each rank, change nothing: a pipeline that is full does the same
@@ -71,49 +71,68 @@ def turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]
 
 @lru_cache(maxsize=1024)
 def _turns(schedule: str, p: int, m: int, v: int, place: int) -> tuple[Turn, ...]:
-    law = LAWS[schedule]
-    programs = _programs(schedule, p, m, v)
+    law, ranks = LAWS[schedule], _RankPrograms(schedule, p, m, v)
+    program, n_stages = ranks.program(place), p * v // law.copies
     at: dict[int, dict[Action, int]] = {}  # of each rank that it talks with, the position of each action
     stages = list(law.stages_on(place, p, v))
-    coming = {stage: [action.kind for action in programs.programs[place] if action.stage == stage] for stage in stages}
+    coming = {stage: [action.kind for action in program if action.stage == stage][::-1] for stage in stages}
     held, waiting, done = [0] * len(stages), [0] * len(stages), [0] * len(stages)
     sent = list[tuple[int, int, str]]()  # to which rank, needed at which position of its program, by what
     seen: dict[Turn, None] = {}
 
     def position(action: Action, home: int) -> int:
         if home not in at:
-            at[home] = {action: k for k, action in enumerate(programs.programs[home])}
+            at[home] = {action: k for k, action in enumerate(ranks.program(home))}
         return at[home][action]
 
-    for action in programs.programs[place]:
+    for action in program:
         kind, stage, micro = action
-        for maker in (need for need in needs(action, programs.n_stages) if need.stage != stage and sent):
-            home = programs.rank_of(maker.stage, micro)
-            made = position(maker, home)
-            sent = [message for message in sent if message[0] != home or message[1] > made]
-        k, goes = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, programs.n_stages)
+        for maker in needs(action, n_stages) if sent else ():
+            if maker.stage != stage:
+                home = ranks.home(maker.stage, micro)
+                made = position(maker, home)
+                sent = [message for message in sent if message[0] != home or message[1] > made]
+        k, goes = stages.index(stage), stage + {"F": 1, "B": -1}.get(kind, n_stages)
         ends_here = kind == ("W" if law.splits else "B")
-        del coming[stage][0]
+        coming[stage].pop()
         held[k] += kind == "F"
         waiting[k] -= kind == "W"
         if kind == "F" or (kind == "W") == (law.splits and stage == 0):
-            onward = sum(message[2] == "F" for message in sent)
-            finished = tuple(count == m // law.copies for count in done)
-            counts = tuple(held), tuple(waiting), tuple(min(2, count) for count in done)
+            onward = [message[2] for message in sent].count("F")
+            finished = tuple([count == m // law.copies for count in done])
+            counts = tuple(held), tuple(waiting), tuple([min(2, count) for count in done])
             last = kind != "F" and kind not in coming[stage]
-            then = coming[stage][0] if coming[stage] else ""
+            then = coming[stage][-1] if coming[stage] else ""
             seen[Turn("F" if kind == "F" else "B", k, *counts, finished, last, then, onward, len(sent) - onward)] = None
         waiting[k] += kind == "B" and law.splits
         held[k] -= ends_here
         done[k] += ends_here
-        if 0 <= goes < programs.n_stages and (home := programs.rank_of(goes, micro)) != place:
+        if 0 <= goes < n_stages and (home := ranks.home(goes, micro)) != place:
             sent.append((home, position(Action(kind, goes, micro), home), kind))
     return tuple(seen)
 
 
+class _RankPrograms:
+    """The programs of a schedule's ranks: of those that are asked for alone, where each can be made without others."""
+
+    def __init__(self, schedule: str, p: int, m: int, v: int) -> None:
+        self.law, self.counts = LAWS[schedule], (p, m, v)
+        self.schedule = None if self.law.program else _schedule(schedule, p, m, v)
+
+    def program(self, place: int) -> Program:
+        """The program of the rank at this place."""
+        if self.schedule is not None:
+            return self.schedule.programs[place]
+        assert self.law.program is not None
+        return self.law.program(*self.counts, place)
+
+    def home(self, stage: int, micro: int) -> int:
+        """The rank on which this micro-batch goes through this stage."""
+        return stage % self.counts[0] if self.schedule is None else self.schedule.rank_of(stage, micro)
+
+
 @lru_cache(maxsize=64)
-def _programs(schedule: str, p: int, m: int, v: int) -> Schedule:
-    """The programs of all ranks."""
+def _schedule(schedule: str, p: int, m: int, v: int) -> Schedule:
     return LAWS[schedule].make(p, m, v)
 
 
@@ -132,12 +151,12 @@ def fullest(
     kept: dict[tuple[str, int, bool, str], list[Turn]] = {}
     fuller: list[Turn] = []
     weights = [turn.weigh(sizes, message) for turn in all_turns]
-    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
+    for place in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):
         turn = all_turns[place]
         alike = kept.setdefault(
             (turn.kind, turn.stage, last_differs and turn.last, turn.then if then_differs else ""), []
         )
-        if not any(not done_differs or _has_all(other, turn) for other in alike):
+        if not alike or (done_differs and not any(_has_all(other, turn) for other in alike)):
             alike.append(turn)
             fuller.append(turn)
     return fuller

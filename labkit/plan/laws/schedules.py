@@ -24,9 +24,23 @@ from types import MappingProxyType
 
 from labkit.plan.laws.choices import Choices
 from labkit.plan.partition.layout import Layout
+from labkit.plan.schedules.program import Program
 from labkit.plan.schedules.published_schedules import dualpipe, dualpipe_v, v_half, v_min, zb_h2, zb_v
-from labkit.plan.schedules.schedule import Schedule, gpipe, interleaved, naive, one_f_one_b, rounds, zero_bubble
+from labkit.plan.schedules.schedule import (
+    Schedule,
+    gpipe,
+    interleaved,
+    interleaved_program,
+    naive,
+    one_f_one_b,
+    one_f_one_b_program,
+    rounds,
+    zero_bubble,
+    zero_bubble_program,
+)
 
+Ranks = Callable[[int, int, int, int], Program]
+"""(p, m, v, place) -> the program of the rank at `place`."""
 Counts = Callable[[int, int, int, int], tuple[int, ...]]
 """(p, m, v, place) -> micro-batches that the rank at `place` holds at once, for each of its v stages."""
 
@@ -36,6 +50,7 @@ class ScheduleLaw:
     """One schedule.
 
     make        (p, m, v) -> its programs
+    program     that of one rank alone, where it can be made without the others'; its stage s is on rank s % p
     held        micro-batches in flight; None: the program is looked at (labkit.plan.job.stages)
     stages      stages on a rank; None: as many as a recipe says
     splits      True if it cuts a backward in two
@@ -48,7 +63,7 @@ class ScheduleLaw:
     idle        for long runs: what a rank waits for each other one, in a forward and a backward of the slowest stage
                 (None: one of each, without both halves of W where it is put off)
     most_micro  micro-batches that it can have at most, if there is a limit
-    searched    True if a search for plans tries it"""
+    searched    True if a search for plans tries it, for which it needs a `program`"""
 
     name: str
     make: Callable[[int, int, int], Schedule]
@@ -63,6 +78,7 @@ class ScheduleLaw:
     idle: float | None = None
     most_micro: int | None = None
     searched: bool = False
+    program: Ranks | None = None
 
     def idle_s(self, forward: float, backward: float, weights: float) -> float:
         """Seconds that a rank waits for each other rank; `weights` is W's share of a backward."""
@@ -130,14 +146,24 @@ LAWS: Mapping[str, ScheduleLaw] = MappingProxyType(
                 lambda p, m, v, place: (min(m, p - place),),
                 in_turn=True,
                 searched=True,
+                program=lambda p, m, v, place: one_f_one_b_program(p, m, place),
             ),
-            ScheduleLaw("interleaved", interleaved, in_rounds, stages=None, messages=2, searched=True),
+            ScheduleLaw(
+                "interleaved",
+                interleaved,
+                in_rounds,
+                stages=None,
+                messages=2,
+                searched=True,
+                program=interleaved_program,
+            ),
             ScheduleLaw(
                 "zero_bubble",
                 lambda p, m, v: zero_bubble(p, m),
                 lambda p, m, v, place: (min(m, p),),
                 splits=True,
                 searched=True,
+                program=lambda p, m, v, place: zero_bubble_program(p, m, place),
             ),
             ScheduleLaw("zb_h2", lambda p, m, v: zb_h2(p, m), splits=True, messages=0),
             ScheduleLaw("zb_v", lambda p, m, v: zb_v(p, m), stages=2, splits=True, folds=True, messages=0),

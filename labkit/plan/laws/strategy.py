@@ -49,13 +49,15 @@ class Moves(NamedTuple):
 class Amounts(NamedTuple):
     """Elements on a rank: all parameters; those that it steps on; its largest unit and its largest parameter.
 
-    `groups`: strategies of a stage, 2 with experts in a group of their own; `gathered`: bytes of a gathered element."""
+    `groups`: strategies of a stage, 2 with experts in a group of their own; `others`: those of all its stages but one;
+    `gathered`: bytes of a gathered element."""
 
     numel: int
     owned: int
     unit: int
     param: int
     groups: int
+    others: int
     gathered: int
 
 

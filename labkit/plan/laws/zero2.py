@@ -42,9 +42,10 @@ class ZeRO2Law(InBucketsLaw):
         return waiting_gradients(group, group.buckets[-1].padded, passes, finished)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
-        """This rank's part of the gradients, and buckets that fill and that are on their way."""
+        """This rank's part of the gradients, and buckets that fill and that are on their way; two of each stage that is
+        not at work."""
         bucket = choices.bucket_bytes + amounts.param * choices.gradient_bytes
-        return amounts.owned * choices.gradient_bytes + 4 * bucket * amounts.groups
+        return amounts.owned * choices.gradient_bytes + bucket * (4 * amounts.groups + 2 * amounts.others)
 
     def gradient_words(self, width: int, share: str) -> str:
         """A part, and what has just been made."""

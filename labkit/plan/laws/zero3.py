@@ -95,12 +95,13 @@ class ZeRO3Law(OneGroup):
         return tuple((kind, size // group.n) for unit in (*group.flat, group.stay) for kind, size in unit)
 
     def most(self, amounts: Amounts, choices: Choices) -> int:
-        """This rank's part of the gradients, units that are gathered and one whose gradients leave."""
+        """This rank's part of the gradients, units that are gathered and one whose gradients leave; and the last one of
+        each stage that is not at work."""
         fresh = amounts.gathered * (1 + choices.fp32_gradients)
         leaving = 2 * choices.gradient_bytes  # and, of a later pass, a part of it
         copies = max(1, amounts.gathered) * choices.prefetch  # of this rank's part, or codes
         whole = (1 + choices.prefetch) * amounts.gathered
-        units = amounts.unit * (fresh + leaving + copies + whole) * amounts.groups
+        units = amounts.unit * ((fresh + leaving + copies + whole) * amounts.groups + leaving * amounts.others)
         return amounts.owned * choices.gradient_bytes + units + (not choices.reshard) * amounts.numel * amounts.gathered
 
     def moves(self, choices: Choices, n_ranks: int = 1, place: int = 0) -> Moves:

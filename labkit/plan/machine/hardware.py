@@ -53,6 +53,10 @@ class Hardware:
     device: str = "cuda"
     practice: Practice = IDEAL
 
+    def __hash__(self) -> int:
+        """That of a few figures: a look-up is quick, and other differences are for __eq__ to find."""
+        return hash((self.name, self.node_size, self.efficiency.value, self.bytes_per_s.value))
+
     def __post_init__(self) -> None:
         for item in (*self.flops, self.efficiency, self.memory_bytes, self.bytes_per_s, self.memory_share):
             if not item.value > 0:

@@ -52,6 +52,10 @@ class Setting:
     cp: int = 1
     context: str = "ring"
 
+    def __hash__(self) -> int:
+        """That of what a search tries: a look-up is quick, and other differences are for __eq__ to find."""
+        return hash((self.rows, self.tp, self.recompute, self.in_sequence, self.context))
+
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"a layer is run in one of {', '.join(WAYS)}, got {self.way!r}")

@@ -43,6 +43,10 @@ PALM_B = "arXiv:2204.02311, appendix B"
 class ModelShape(Sizes):
     """The sizes of a GPT, frozen, and what follows from them. Sizes lists the fields, and which values it refuses."""
 
+    def __hash__(self) -> int:
+        """That of a few sizes: a look-up is quick, and other differences are for __eq__ to find."""
+        return hash((self.n_layer, self.d_model, self.vocab, self.seq))
+
     @classmethod
     def gpt(cls, n_layer: int, d_model: int, n_head: int, vocab: int, seq: int, **options: Any) -> ModelShape:
         """A GPT of these sizes; `options` are other fields, such as tied=False. ValueError for an unknown field."""

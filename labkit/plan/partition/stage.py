@@ -127,7 +127,8 @@ def stage_of(
     """A stage of `n_blocks` blocks, with the embedding if it is the first, with the head if it is the last. The first
     `n_dense` of its blocks have an MLP where the others have experts."""
     kinds = ["embedding"] * first + ["dense"] * n_dense + ["block"] * (n_blocks - n_dense) + ["head", "loss"] * last
-    return StageTable(tuple(layer(shape, kind, setting) for kind in kinds), tied)
+    tables = {kind: layer(shape, kind, setting) for kind in dict.fromkeys(kinds)}  # blocks are alike
+    return StageTable(tuple([tables[kind] for kind in kinds]), tied)
 
 
 class PlannedBucket(NamedTuple):

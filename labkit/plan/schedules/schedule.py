@@ -62,13 +62,15 @@ def naive(n_ranks: int) -> Schedule:
 def one_f_one_b(n_ranks: int, n_micro: int) -> Schedule:
     """As many forwards as it takes until the first gradient can come back, then a forward and a backward in turn."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro)
+    programs = tuple(one_f_one_b_program(n_ranks, n_micro, rank) for rank in range(n_ranks))
+    return Schedule("1f1b", n_ranks, n_ranks, n_micro, programs)
 
-    def program(rank: int) -> Program:
-        forwards = [Action("F", rank, i) for i in range(n_micro)]
-        backwards = [Action("B", rank, i) for i in range(n_micro)]
-        return _in_turn(forwards, backwards, min(n_ranks - rank - 1, n_micro))
 
-    return Schedule("1f1b", n_ranks, n_ranks, n_micro, tuple(map(program, range(n_ranks))))
+def one_f_one_b_program(n_ranks: int, n_micro: int, rank: int) -> Program:
+    """The program of one rank of `one_f_one_b`."""
+    forwards = [Action("F", rank, i) for i in range(n_micro)]
+    backwards = [Action("B", rank, i) for i in range(n_micro)]
+    return _in_turn(forwards, backwards, min(n_ranks - rank - 1, n_micro))
 
 
 def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
@@ -78,17 +80,20 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
     divide n_micro, rounds are larger and as equal as possible, and the bubble is larger than the law says.
     With one stage a rank this is not 1f1b: twice as many forwards go ahead, which hides messages behind work."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro, stages_per_rank=stages_per_rank)
+    p, v = n_ranks, stages_per_rank
+    programs = tuple(interleaved_program(p, n_micro, v, rank) for rank in range(p))
+    return Schedule("interleaved", p, p * v, n_micro, programs)
+
+
+def interleaved_program(n_ranks: int, n_micro: int, stages_per_rank: int, rank: int) -> Program:
+    """The program of one rank of `interleaved`."""
     p, v, sizes = n_ranks, stages_per_rank, rounds(n_ranks, n_micro)
     steps: list[tuple[int, int]] = []  # (chunk, micro); chunk c of rank r is stage c * p + r
     for k, size in enumerate(sizes):
         steps += [(chunk, sum(sizes[:k]) + i) for chunk in range(v) for i in range(size)]
-
-    def program(rank: int) -> Program:
-        forwards = [Action("F", chunk * p + rank, i) for chunk, i in steps]
-        backwards = [Action("B", (v - 1 - chunk) * p + rank, i) for chunk, i in steps]
-        return _in_turn(forwards, backwards, min((v - 1) * sizes[0] + 2 * (p - rank - 1), len(steps)))
-
-    return Schedule("interleaved", p, p * v, n_micro, tuple(map(program, range(p))))
+    forwards = [Action("F", chunk * p + rank, i) for chunk, i in steps]
+    backwards = [Action("B", (v - 1 - chunk) * p + rank, i) for chunk, i in steps]
+    return _in_turn(forwards, backwards, min((v - 1) * sizes[0] + 2 * (p - rank - 1), len(steps)))
 
 
 def rounds(n_ranks: int, n_micro: int) -> list[int]:
@@ -101,15 +106,19 @@ def zero_bubble(n_ranks: int, n_micro: int) -> Schedule:
     """1f1b with the backward cut in two: B is what the neighbour waits for; W, for which nobody waits, fills bubbles.
 
     On rank r the W's stay r micro-batches behind the B's, so that every rank holds as much as rank 0 of 1f1b does."""
-    programs = []
-    for rank, program in enumerate(one_f_one_b(n_ranks, n_micro).programs):
-        cut: list[Action] = []
-        for action in program:
-            cut.append(action)
-            if action.kind == "B" and action.micro >= rank:
-                cut.append(Action("W", rank, action.micro - rank))
-        programs.append((*cut, *(Action("W", rank, i) for i in range(max(0, n_micro - rank), n_micro))))
-    return Schedule("zero_bubble", n_ranks, n_ranks, n_micro, tuple(programs))
+    check_counts(n_ranks=n_ranks, n_micro=n_micro)
+    programs = tuple(zero_bubble_program(n_ranks, n_micro, rank) for rank in range(n_ranks))
+    return Schedule("zero_bubble", n_ranks, n_ranks, n_micro, programs)
+
+
+def zero_bubble_program(n_ranks: int, n_micro: int, rank: int) -> Program:
+    """The program of one rank of `zero_bubble`."""
+    cut: list[Action] = []
+    for action in one_f_one_b_program(n_ranks, n_micro, rank):
+        cut.append(action)
+        if action.kind == "B" and action.micro >= rank:
+            cut.append(Action("W", rank, action.micro - rank))
+    return (*cut, *(Action("W", rank, i) for i in range(max(0, n_micro - rank), n_micro)))
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> Program:

@@ -55,7 +55,7 @@ from labkit.plan.search.interval import Interval, interval_of
 from labkit.plan.search.risk import Risk, full_from, risks
 from labkit.plan.search.wanted import Wanted
 from labkit.plan.step.adapters import Adapter, adapter_memory, adapter_step
-from labkit.plan.step.memory import Sum, highest, most_bytes, predict_memory
+from labkit.plan.step.memory import Sum, highest, predict_memory
 from labkit.plan.step.rank import Rank, fullest_ranks
 from labkit.plan.step.time import LayoutTables, peak_of, predict_step
 from labkit.plan.words import nearest, plural
@@ -269,9 +269,9 @@ class Search:
         self._layout: Layout | None = None
         self._recipe: Recipe | None = None
         self._tables = LayoutTables()
-        self._known: dict[tuple[object, ...], dict[int, Rank]] = {}
-        self._like: dict[int, Rank] = {}
-        self._runs: dict[int, Rank] = {}
+        self._known: dict[tuple[object, ...], dict[int, dict[str, Any]]] = {}
+        self._like: dict[int, dict[str, Any]] = {}
+        self._runs: dict[int, dict[str, Any]] = {}
 
     def on(self, layout: Layout, batch: int, optimizer: str) -> Iterator[Plan]:
         """All plans on one layout; a single refused one if nothing there can work."""
@@ -426,13 +426,10 @@ class Search:
         return settled + [plan for *_, plan in sorted(queue, key=lambda entry: entry[:2])]
 
     def rank(self, layout: Layout, recipe: Recipe, rank: int) -> Rank:
-        """A rank by this recipe, which shares with those of other recipes on this layout what they have in common."""
-        self._come_to(layout, recipe)
-        like, runs = self._like.get(rank), self._runs.get(rank)
-        local = Rank(self.shape, layout, recipe, rank, self.hardware.device, like, runs)
-        self._like.setdefault(rank, local)
-        self._runs.setdefault(rank, local)
-        return local
+        """A rank by the recipe that this search has come to, which shares with those of other recipes on this layout
+        what they have in common."""
+        like, runs = self._like.setdefault(rank, {}), self._runs.setdefault(rank, {})
+        return Rank(self.shape, layout, recipe, rank, self.hardware.device, like, runs)
 
     def _come_to(self, layout: Layout, recipe: Recipe) -> None:
         """Find what is known of ranks by recipes like this one; forget what belongs to another layout, since layouts
@@ -446,16 +443,17 @@ class Search:
     def too_large(self, layout: Layout, recipe: Recipe, room: float | None = None) -> tuple[float, str]:
         """Bytes needed, and why that is too much for `room`, by default what a search plans with; 0 and "" if it fits.
         Only near the limit the highest moment is found."""
-        roomy, room = False, self.room if room is None else room
+        self._come_to(layout, recipe)
+        lighter, room = list[int](), self.room if room is None else room
         for rank in fullest_ranks(self.shape, layout, recipe):
-            if roomy and rank in lighter_ranks(self.shape, layout, recipe):
+            if rank in lighter:
                 continue  # it holds no more than the first one, which has room for all that it can ever hold
             local = self.rank(layout, recipe, rank)
             needs, most = local.bounds()
-            roomy, prefix = roomy or (rank == 0 and most <= room), "at least "
-            parts = ""
-            if needs <= room < most and most_bytes(local) > room:
-                top = highest(local, room)
+            if rank == 0 and most <= room:
+                lighter = lighter_ranks(self.shape, layout, recipe)
+            prefix, parts = "at least ", ""
+            if needs <= room < most and sum(local.base()) + (top := highest(local, room)).total > room:
                 needs, prefix, parts = sum(local.base()) + top.total, "", moment_words(local, top)
             if needs > room:
                 held = parts or f"{gb(local.in_flight_bytes())} activations, else weights, gradients, optimizer"

@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from labkit.plan.breakdown import KINDS, Breakdown, Item
@@ -83,36 +84,39 @@ def peak_bytes(rank: Rank) -> int:
     return sum(rank.base()) + highest(rank).total
 
 
-def most_bytes(rank: Rank) -> int:
-    """Bytes that no moment exceeds: by a bound for each layer, closer than `Rank.bounds` and without a look at the rows
-    of a layer. A search asks it where a plan may fit."""
-    passes = [MicroBatchPass(rank, turn) for turn in rank.turns]
-    moments = [*(moment for one in passes for moment in one.between_halves()), *rank.optimizer_moments]
-    bounds = [max(one.bounds.values()) for one in passes]
-    return sum(rank.base()) + max(0, *map(_total, moments), *bounds)
-
-
 def highest(rank: Rank, room: float = 0) -> Sum:
     """The highest moment: between steps, of forward and backward, or of the optimizer's step; of equals the first.
 
     A rank that needs no more than `room` bytes is not looked through to the end: then any moment is the answer."""
-    return max((of_passes(rank, room), *rank.optimizer_moments), key=_total)
+    top, base = of_passes(rank, room), sum(rank.base())
+    if rank.step_bound <= max(room, base + top.total):
+        return top
+    return max((top, *rank.optimizer_moments), key=_total)
 
 
 def of_passes(rank: Rank, room: float = 0) -> Sum:
     """The highest moment of forward and backward, in each turn of the rank's program that may be the fullest; or that
-    between steps, if there is none higher. `room` as in `highest`."""
+    between steps, if there is none higher. `room` as in `highest`.
+
+    Bounds are refined where the highest moment may be: a bound of a whole pass, then one for each of its layers, then
+    the moments of a layer, row by row."""
     passes, base = [MicroBatchPass(rank, turn) for turn in rank.turns], sum(rank.base())
-    top = max((Sum("between steps"), *(moment for one in passes for moment in one.between_halves())), key=_total)
-    layers = [(one, k) for one in passes for k in one.layers]
-    most, first = [one.bounds[k] for one, k in layers], -1
-    for place in sorted(range(len(layers)), key=lambda place: -most[place]):
-        if most[place] < top.total or base + most[place] <= room:
-            break  # no moment of this layer is the highest, nor of those that are left; or all that are left fit
-        one, k = layers[place]
-        moment = max(one.moments(k), key=_total)
-        if (moment.total, -place) > (top.total, -first):
-            top, first = moment, place
+    top, first = Sum("between steps"), (-2, 0)  # of equals the first: between halves, then by pass and by layer
+    queue = [(-one.most, place, -1) for place, one in enumerate(passes)]
+    heapify(queue)
+    while queue:
+        below, place, at = heappop(queue)
+        if -below < top.total or base - below <= room:
+            break  # no moment of this pass or layer is the highest, nor of those that are left; or all these fit
+        one = passes[place]
+        if at < 0:
+            for at, k in enumerate(one.layers):
+                heappush(queue, (-one.bounds[k], place, at))
+            moment, order = one.between_halves(), (-1, place)
+        else:
+            moment, order = max(one.moments(one.layers[at]), key=_total), (place, at)
+        if moment is not None and (moment.total > top.total or (moment.total == top.total and order < first)):
+            top, first = moment, order
     return top
 
 
@@ -165,6 +169,17 @@ class MicroBatchPass:
         return self.turn.forward
 
     @property
+    def most(self) -> int:
+        """Bytes that no moment exceeds, by what the strategies hold at most and by the fullest layer."""
+        between = self.stage.held + self.rank.kept[self.turn.stage] + 2 * self.rank.boundary
+        return self.others + self.waits + self.rank.state_bounds.comes + max(*self.by_layers, between)
+
+    @property
+    def by_layers(self) -> tuple[int, ...]:
+        """Bytes that no moment of each of `layers`, first to last, exceeds, without what is around and strategies."""
+        return self.stage.most_forward if self.onward else self.stage.most_backward[self.wide - 1]
+
+    @cached_property
     def layers(self) -> Sequence[int]:
         """The layers at both ends, in the order in which they are at work."""
         ends = edges(len(self.stage.layers))
@@ -178,9 +193,8 @@ class MicroBatchPass:
     def bounds(self) -> dict[int, int]:
         """Bytes that no moment of each of `layers` exceeds: what is held as the layer begins, and what may be added
         meanwhile, by its strategies and by itself."""
-        own = self.stage.most_forward if self.onward else self.stage.most_backward[self.wide - 1]
         around, held = self.others + self.waits, self.strategies.most
-        rows = zip(edges(len(self.stage.layers)), held, own, strict=True)
+        rows = zip(edges(len(self.stage.layers)), held, self.by_layers, strict=True)
         return {k: around + by_strategies + by_layer for k, by_strategies, by_layer in rows}
 
     def arrived(self, k: int) -> list[int]:
@@ -195,13 +209,14 @@ class MicroBatchPass:
         when = "the loss" if layer.kind == "loss" else "forward"
         yield self.sum(when, self.strategies.held(k, self.arrived(k)), before + layer.forward, 0)
 
-    def between_halves(self) -> Iterator[Sum]:
-        """The moment between the halves of a backward that is cut in two."""
+    def between_halves(self) -> Sum | None:
+        """The moment between the halves of a backward that is cut in two; None for any other pass."""
         kept = self.rank.kept[self.turn.stage]
-        if kept and not self.onward:
-            when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
-            both = 2 * self.rank.boundary  # the gradient that came, and the one that goes to the stage before
-            yield self.sum(when, self.strategies.held(0, nothing, False), self.stage.held, kept + both)
+        if not kept or self.onward:
+            return None
+        when, nothing = "between B and W of the last micro-batch in flight", (0,) * len(self.groups)
+        both = 2 * self.rank.boundary  # the gradient that came, and the one that goes to the stage before
+        return self.sum(when, self.strategies.held(0, nothing, False), self.stage.held, kept + both)
 
     def name_of(self, k: int) -> str:
         """`block 4`, by its number in the model, or `the head`."""

@@ -15,10 +15,10 @@ Sources: Rajbhandari et al., arXiv:1910.02054, section 3; Narayanan et al., arXi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.job.stages import blocks_of, check_plan, dense_of, fullest_places, pairs_in_flight, setting_of
@@ -39,24 +39,27 @@ from labkit.plan.step.strategy_bytes import StrategyBytes
 T = TypeVar("T")
 
 
-class lasting(cached_property[T]):
-    """A cached property of a rank that depends on neither the rows of a micro-batch nor on what runs again in backward:
-    a rank that is `like` another one takes that one's."""
+class lasting(Generic[T]):
+    """A property of a rank that is worked out once, and depends on neither the rows of a micro-batch nor on what runs
+    again in backward: all ranks that have the same `like` share it."""
 
     link = "like"
 
-    def __get__(self, rank: Any, owner: type[Any] | None = None) -> T:  # type: ignore[override]
-        other = None if rank is None else getattr(rank, self.link)
-        if other is None:
-            return super().__get__(rank, owner)
-        value: T = getattr(other, self.func.__name__)
-        vars(rank)[self.func.__name__] = value
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function, self.__doc__ = function, function.__doc__
+
+    def __get__(self, rank: Any, owner: type[Any] | None = None) -> T:
+        shared, name = getattr(rank, self.link), self.function.__name__
+        if name not in shared:
+            shared[name] = self.function(rank)
+        value: T = shared[name]
+        vars(rank)[name] = value  # where the next look finds it before it comes here
         return value
 
 
 class running(lasting[T]):
-    """A cached property of a rank that depends on its micro-batches, and not on the strategy of data parallelism: a
-    rank that `runs` as another one takes that one's."""
+    """The same of what depends on its micro-batches, and not on the strategy of data parallelism: all ranks that have
+    the same `runs` share it."""
 
     link = "runs"
 
@@ -79,21 +82,21 @@ class Rank:
     """One rank of a layout that trains `shape` by `recipe`, on a `device`. ValueError for what cannot be cut or run.
 
     A search tries many recipes, and what two of them have in common is not worked out again:
-    `like`: the same rank by a recipe that differs in `n_micro` and `recompute` alone (equal `Recipe.lasting`)
-    `runs`: the same rank by one that differs in the strategy of data parallelism alone (equal `Recipe.running`)"""
+    `like`: what is known of this rank by recipes that differ in `n_micro` and `recompute` alone (`Recipe.lasting`)
+    `runs`: the same by recipes that differ in the strategy of data parallelism alone (`Recipe.running`)"""
 
     shape: ModelShape
     layout: Layout
     recipe: Recipe
     rank: int
     device: str
-    like: Rank | None = field(default=None, compare=False, repr=False)
-    runs: Rank | None = field(default=None, compare=False, repr=False)
+    like: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    runs: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.like is None or self.runs is None:  # each of the two has been checked for its own choices
+        if not self.like or not self.runs:  # each of the two has been checked for its own choices
             check_plan(self.shape, self.recipe, self.layout)
-        if self.like is None:
+        if not self.like:
             self.layout.coords(self.rank)
 
     @lasting
@@ -321,6 +324,12 @@ class Rank:
         # no pass goes on while it steps
         return least, least + state.comes + max(passes, state.step - in_flight) + self.cut_rows
 
+    @property
+    def step_bound(self) -> int:
+        """Bytes that no moment of the optimizer's step exceeds."""
+        state = self.state_bounds
+        return state.least + state.comes + state.step + self.cut_rows
+
     @running
     def pass_bound(self) -> int:
         """Bytes that no pass of a micro-batch holds more of, besides those in flight: its layers', and messages."""
@@ -349,7 +358,8 @@ class Rank:
         least = (shard if r.cuts.weights else numel * w) + state
         least += 0 if r.cuts.state else numel * r.gradient_bytes  # those that nothing cuts are always there
         unit, param = self.parameters.largest
-        amounts = Amounts(numel, owned, unit, param, 1 + (self.layout.ep > 1), r.gathered_bytes)
+        groups = 1 + (self.layout.ep > 1)
+        amounts = Amounts(numel, owned, unit, param, groups, groups * (len(self.numbers) - 1), r.gathered_bytes)
         copies = 2 * numel if self.setting.way == "autocast" else 0
         tied = 3 * self.shape.vocab * self.shape.d_model * w * any(stage.tied for stage in self.stages)
         step = (2 + r.has_masters) * owned * r.state_bytes + 8 * 20 * (self.shape.n_layer + 2) * n

@@ -62,12 +62,14 @@ SIMULATED = 6_000
 
 
 class StepPasses(NamedTuple):
-    """Forwards and backwards of all stages and of the busiest rank; what they spend; how long the pipeline lasts."""
+    """Forwards and backwards of all stages and of the busiest rank; what they spend; how long the pipeline lasts; the
+    most seconds in which a stage computes, forward and backward."""
 
     stages: list[tuple[PassSeconds, PassSeconds]]
     busiest: list[tuple[PassSeconds, PassSeconds]]
     spent: PassSeconds
     lasts: pipeline.Lasts
+    longest: tuple[float, float]
 
 
 class LayoutTables:
@@ -187,9 +189,11 @@ class StepTime:
         """Each kind of layer that the model has."""
         timing, known = self.timing, self.tables.layers
         place = timing.setting, timing.products, self.recipe.sequence_parallel
-        if place not in known:
-            known[place] = {name: self.layer(name) for name in LAYERS if name != "dense" or self.shape.n_expert}
-        return known[place]
+        layers = known.get(place)
+        if layers is None:
+            layers = {name: self.layer(name) for name in LAYERS if name != "dense" or self.shape.n_expert}
+            known[place] = layers
+        return layers
 
     def token_flops(self) -> float:
         """Flops of a token, with those of what runs again where all of a block does."""
@@ -219,9 +223,10 @@ class StepTime:
         adding = data_parallel.adding_s(recipe.strategy_law, timing, self.params / recipe.stages_per_rank)
         runs = recipe.schedule, recipe.stages_per_rank, recipe.n_micro, adding, self.simulated
         place = timing.setting, timing.products, recipe.sequence_parallel, *runs
-        if place not in known:
-            known[place] = self._passes(adding)
-        return known[place]
+        passes = known.get(place)
+        if passes is None:
+            passes = known[place] = self._passes(adding)
+        return passes
 
     def _passes(self, adding: float) -> StepPasses:
         shape, recipe, pp = self.shape, self.recipe, self.layout.pp
@@ -234,7 +239,8 @@ class StepTime:
             spent = spent.plus(forward, recipe.n_turns).plus(backward, recipe.n_turns)
         own = recipe.n_turns * seconds_of_all(busiest)
         lasts = pipeline.lasts(self.timing, stages, own, self.weights_share(), self.simulated)
-        return StepPasses(stages, busiest, spent, lasts)
+        forward, backward = (max(way.compute for way in ways) for ways in zip(*known.values(), strict=True))
+        return StepPasses(stages, busiest, spent, lasts, (forward, backward))
 
     def stage(
         self, blocks: int, dense: int, is_first: bool, is_last: bool, adding: float
@@ -262,7 +268,7 @@ class StepTime:
     def work(self) -> ConcurrentWork:
         """The computation that communication along dp may hide behind."""
         v = self.recipe.stages_per_rank
-        forward, backward = (max(way.compute for way in ways) * v for ways in zip(*set(self.stages), strict=True))
+        forward, backward = (seconds * v for seconds in self.passes.longest)
         n_units = max(1, self.shape.n_layer // len(self.stages)) * v
         return ConcurrentWork(self.recipe.n_turns, self.layout.pp, forward, backward, n_units, self.timing.wide)
 
