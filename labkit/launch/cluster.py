@@ -31,28 +31,10 @@ from labkit.plan.machine.topology import Links
 class BareCluster:
     """`n_ranks` warm processes that run functions on demand and keep what they know between calls.
 
-        with Cluster(4) as cluster:
-            replies = cluster.run(lambda group: group.all_reduce(torch.ones(3, device=group.device)))
+    The front door's Cluster is one that can also cap memory and run scripts: labkit/capped.py says what each parameter
+    means. One is only here:
 
-    n_ranks        how many processes
-    device         "auto", "cpu", "cuda" (a GPU for each rank, NCCL) or "cuda:0" (all ranks on one GPU, gloo). "auto"
-                   takes GPUs where there are enough and they have passed labkit's self-test (labkit/self_test.py),
-                   which the first cluster on such a machine runs; else the CPU
-    timeout_s      how long the ranks may go without a sign of life (a finished verb, a print, a return) before the
-                   call is given up with an autopsy; None: for ever. Deadlocks that are certain are found in 1 to 2 s
-                   anyway
-    links          `Links.two_nodes(2, scale=1e-3)` and the like: the ranks' wire takes the time of those links
-    strict         let torch compare shapes in its own collectives as well (ten times slower on small messages)
-    fresh          execute each rank anew instead of forking it (seconds instead of milliseconds)
-    quiet          do not print the line that says what was chosen
-    wire           "shared": messages and blocking collectives of ranks on CPUs go through memory that they share,
-                   where the system allows it (if not, the first line says why); "gloo": all goes over loopback;
-                   "nccl": NCCL between ranks that share one GPU, each of which passes for a machine of its own
-    blocking       a verb returns when it is over, on GPUs too, so that a hang is in the verb that hangs. False: when a
-                   GPU has it in its queue, as NCCL's own calls do, for labs that time how much overlaps
     around         made once in each rank and entered around each of its calls (launch/call_context.py)
-    read_line      where the lines of a rank's debugger come from: a function like `input`, which shows a prompt and
-                   returns a line; None: `input` itself, in the cell or the terminal
 
     Ranks are forked from a process that has imported torch: a cluster takes about 0.1 s. (On macOS, where
     such a process bears no fork, each is executed, in seconds.) They talk through shared memory and over loopback, and

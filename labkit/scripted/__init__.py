@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.comm.traffic_by_line import ROOTLESS, LeastAndMost, LineTraffic
+from labkit.comm.traffic_by_line import ROOTLESS, LeastAndMost
 from labkit.launch.debug_session import ReadLine
 from labkit.launch.hang_diagnosis import lines, name_ranks
-from labkit.launch.script import ScriptRun, watch_script
+from labkit.launch.script import watch_script
 from labkit.plan.breakdown import KINDS
 from labkit.scripted.advice import advice
-from labkit.scripted.evidence import Evidence, Law
+from labkit.scripted.evidence import Evidence
 from labkit.scripted.findings import Check, Finding, Slow, checks, findings
 
 OBSERVER = "labkit.probe.sampled.Sampled"
@@ -59,10 +59,10 @@ def script(
 
 
 @dataclass(frozen=True)
-class ScriptReport:
-    """The report on one run of a script: collectives, laws, overlap, late ranks, memory and the error."""
+class ScriptReport(Evidence):
+    """The report on one run of a script: its evidence in numbers, what is wrong, what could be cheaper, and the words.
 
-    run: ScriptRun
+    What torch has recorded and what was measured, `rows`, `laws`, `overlap`, `memory`, it has from Evidence."""
 
     @property
     def well(self) -> bool:
@@ -70,55 +70,19 @@ class ScriptReport:
         return self.run.well
 
     @cached_property
-    def evidence(self) -> Evidence:
-        """The run in numbers."""
-        return Evidence(self.run)
-
-    @property
-    def rows(self) -> list[LineTraffic]:
-        """The collectives and messages by line, most bytes first."""
-        return self.evidence.rows
-
-    @property
-    def n_steps(self) -> int:
-        """Steps of the optimizer, as the rank that has done most of them counts."""
-        return self.evidence.n_steps
-
-    @property
-    def laws(self) -> list[Law]:
-        """The strategies that were recognised, each with the bytes charged for a step beside those by its law."""
-        return self.evidence.laws
-
-    @property
-    def overlap(self) -> dict[str, float]:
-        """Seconds of a step: step_s, compute_s, wire_s, hidden_s, exposed_s, of the rank that waits most for the wire;
-        {} where none was measured."""
-        return self.evidence.overlap
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """The peak of the rank that holds most: rank, peak by kind, lines; {} where none was measured."""
-        return self.evidence.memory
-
-    @property
-    def starved(self) -> dict[int, dict[str, Any]]:
-        """Rank -> what it held when its memory ran out, and what it wanted."""
-        return self.evidence.starved
-
-    @cached_property
     def findings(self) -> list[Finding]:
         """The findings, the most important first; [] of a healthy run."""
-        return findings(self.evidence)
+        return findings(self)
 
     @cached_property
     def advice(self) -> list[Finding]:
         """The advice for a run that ended well: what could be cheaper."""
-        return advice(self.evidence, any(isinstance(finding, Slow) for finding in self.findings))
+        return advice(self, any(isinstance(finding, Slow) for finding in self.findings))
 
     @cached_property
     def checks(self) -> list[Check]:
         """The checks: what was held against what, and what was not."""
-        return checks(self.evidence)
+        return checks(self)
 
     @property
     def first(self) -> list[str]:

@@ -137,7 +137,7 @@ def advice(evidence: Evidence, found_slow: bool) -> list[Finding]:
         return []
     out: list[Finding] = [*_backwards(evidence), *([] if found_slow else _exposed(evidence))]
     out += [*_copies(evidence), *_small(evidence)]
-    dropping = same_dropout(evidence.notes)
+    dropping = same_dropout(evidence.rank_notes)
     if dropping:
         out.append(SameDropout(dropping))
     out += [ChangedPlaces(*pair) for pair in evidence.run.tally.swapped[:1]]

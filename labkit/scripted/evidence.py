@@ -64,7 +64,7 @@ class Evidence:
         return max((seen.get("n_steps", 0) for seen in self.run.seen.values()), default=0)
 
     @cached_property
-    def notes(self) -> dict[int, RankNotes]:
+    def rank_notes(self) -> dict[int, RankNotes]:
         """The notes of each rank, of the things that ought to be the same on others."""
         return {rank: seen["same"] for rank, seen in self.run.seen.items() if "same" in seen}
 
@@ -83,7 +83,7 @@ class Evidence:
     def gradients_were_sent(self) -> bool:
         """True if gradients were sent in a backward, or a hook was told to send them for DDP."""
         sent = any(row.origin in ("DDP gradients", "backward") for row in self.rows)
-        return sent or any(note.hooked for note in self.notes.values())
+        return sent or any(note.hooked for note in self.rank_notes.values())
 
     @cached_property
     def overlap(self) -> dict[str, float]:
@@ -119,7 +119,7 @@ class Evidence:
 
     def _ddp(self) -> Law | None:
         rows = [row for row in self.rows if row.origin == "DDP gradients" and row.sent_bytes]
-        numel = max((note.ddp_numel for note in self.notes.values()), default=0)
+        numel = max((note.ddp_numel for note in self.rank_notes.values()), default=0)
         if not rows or not numel:
             return None
         n, size = max(row.n_ranks for row in rows), _bytes_of_a_number(rows)

@@ -198,7 +198,7 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 def checks(evidence: Evidence) -> list[Check]:
     """The checks of this run: what was held against what, and what was not."""
-    run, notes = evidence.run, evidence.notes
+    run, notes = evidence.run, evidence.rank_notes
     looked = compared(notes)
     unseen = next((seen["unseen"] for seen in run.seen.values() if "unseen" in seen), "")
     not_watched = unseen or ("no step of an optimizer was seen" if not evidence.n_steps else "it was not reached")
@@ -225,7 +225,7 @@ def _listed(steps: tuple[int, ...]) -> str:
 
 
 def _wrong(evidence: Evidence) -> Iterator[Finding]:
-    run, notes = evidence.run, evidence.notes
+    run, notes = evidence.run, evidence.rank_notes
     different = difference(notes, evidence.gradients_were_sent)
     trains_ddp = evidence.ddp_was_built and any(note.ddp_ranks for note in notes.values())
     equal = bool(compared(notes).steps[1:]) and different is None  # however gradients came to the others

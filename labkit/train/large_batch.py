@@ -161,21 +161,9 @@ def linear_scaling(base_lr: float, base_batch: int, batch: int) -> float:
     """The learning rate for `batch` samples a step, if `base_lr` is right for `base_batch`: in proportion.
 
     Raises ValueError for a batch below 1."""
-    _batches(base_batch, batch)
-    return base_lr * batch / base_batch
-
-
-def square_root_scaling(base_lr: float, base_batch: int, batch: int) -> float:
-    """As linear_scaling, with the square root of the proportion: what LAMB's authors use (1904.00962, section 4).
-
-    Raises ValueError for a batch below 1."""
-    _batches(base_batch, batch)
-    return base_lr * math.sqrt(batch / base_batch)
-
-
-def _batches(base_batch: int, batch: int) -> None:
     if base_batch < 1 or batch < 1:
         raise ValueError(f"a batch has at least 1 sample, got base_batch={base_batch} and batch={batch}")
+    return base_lr * batch / base_batch
 
 
 @dataclass(frozen=True)

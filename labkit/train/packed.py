@@ -34,14 +34,6 @@ IGNORED = -100
 """A target that does not count, as torch's cross-entropy has it."""
 
 
-def by_end(tokens: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Targets and documents of rows whose documents end with the token `end`, both [B, T].
-
-    Tokens and targets are [B, T], the targets one token on. Those of the ends become -100."""
-    ends = tokens == end
-    return targets.masked_fill(ends, IGNORED), ends.cumsum(1) - ends.long()
-
-
 def places(positions: Tensor, documents: Tensor | None = None) -> Tensor:
     """Where tokens stand in their document, from where they stand in their row.   [T] -> [B, T]
 

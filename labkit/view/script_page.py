@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 from labkit.comm.traffic_by_line import LeastAndMost
 from labkit.plan.breakdown import KINDS
@@ -17,25 +18,7 @@ from labkit.view.autopsy import autopsy
 from labkit.view.svg import KIND_COLOURS, PALETTE
 from labkit.view.units import bytes_text, plural, seconds_text
 
-STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--page:#fff;--edge:#d0d7de;--strip:#f3f5f8;--bad:#b3261e}
-@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa6b2;--page:#14181d;--edge:#39424d;--strip:#1e242b;
---bad:#ff8a80}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:1000px;margin:0 auto;
-padding:24px}
-h1{font-size:24px;margin:0}h2{font-size:17px;margin:30px 0 8px}p.soft,td.soft,.soft{color:var(--soft)}
-.failed{color:var(--bad);font-weight:600}ol{padding-left:22px}ol li{margin:6px 0}
-table{border-collapse:collapse;width:100%}th{text-align:left;font-weight:600;color:var(--soft);font-size:13px}
-td,th{padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-code,pre{font:13px/1.45 ui-monospace,monospace}
-pre{background:var(--strip);padding:12px;overflow-x:auto;border-radius:6px;white-space:pre-wrap;word-break:break-word}
-.bar{display:flex;height:26px;border-radius:4px;overflow:hidden;background:var(--strip);margin:6px 0}
-.bar div{color:#111;font-size:12px;line-height:26px;padding-left:6px;overflow:hidden;white-space:nowrap;
-box-sizing:border-box;min-width:0}
-.key{display:inline-block;width:12px;height:12px;border-radius:2px;margin:0 5px 0 14px;vertical-align:-1px}
-footer{margin-top:34px;color:var(--soft);font-size:13px;border-top:1px solid var(--edge);padding-top:10px}
-"""
+STYLE = Path(__file__).with_name("script_page.css").read_text(encoding="utf-8")
 
 
 def page(report: ScriptReport) -> str:

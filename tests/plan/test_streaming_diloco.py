@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from labkit.plan.machine.collectives import Line
@@ -85,22 +83,10 @@ def test_exchanges_queue_up_on_a_slow_link_so_that_the_link_is_never_idle(mix, a
     assert total == pytest.approx(2.0 + 6 * (steps // 2 + at_the_end))
 
 
-def test_from_the_bandwidth_of_the_law_on_nothing_is_waited_for():
-    """Would catch the bytes of all fragments for the bytes of one."""
-    law = of(*[4 * MB] * 4, delay=1)
-    bandwidth = law.hiding_bytes_per_s(0.1)
-    assert bandwidth == pytest.approx(1.5 * 4 * MB / 0.1)
-    assert sum(law.waits(40, 0.1, Line(0, 1 / bandwidth))[:-1]) == pytest.approx(0)
-    assert sum(law.waits(40, 0.1, Line(0, 1.1 / bandwidth))[:-1]) > 0.01
-    assert of(4 * MB).hiding_bytes_per_s(0.1) == math.inf
-
-
 def test_no_ranks_and_no_time_are_refused_and_one_rank_sends_nothing():
     """Would catch a ring of no ranks and a division by 0, deep inside."""
     with pytest.raises(ValueError, match="1 or more; got 0"):
         of(4, n=0)
-    with pytest.raises(ValueError, match="above 0 s; got 0"):
-        of(4, delay=1).hiding_bytes_per_s(0)
     with pytest.raises(ValueError, match="0 s or more; got -1"):
         of(4).waits(8, -1, Line(0, 1e-6))
     assert of(40, 80, n=1).bytes_by_step(9) == [0] * 9

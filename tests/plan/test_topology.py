@@ -66,8 +66,9 @@ def test_ranks_of_a_node_share_its_card_and_directions_do_not_meet():
     assert inside == pytest.approx({(0, 2): wide, (0, 1): preset("nvlink").bytes_per_s * 1e-3 - wide})
     two_cards = Links.two_nodes(2, scale=1e-3, rails=2)
     assert rates(two_cards, [(0, 2), (1, 3)]) == pytest.approx({(0, 2): wide, (1, 3): wide})
-    assert {trunk.name for trunk in links.shared_by(0, 2)} == {"rank 0 out", "rank 2 in", "node 0 up", "node 1 down"}
-    assert {trunk.name for trunk in links.shared_by(0, 1)} == {"rank 0 out", "rank 1 in"}
+    across, inside = ({trunk.name for trunk in links.trunks if edge in trunk.edges} for edge in ((0, 2), (0, 1)))
+    assert across == {"rank 0 out", "rank 2 in", "node 0 up", "node 1 down"}
+    assert inside == {"rank 0 out", "rank 1 in"}
 
 
 def test_a_rank_has_one_port_unless_it_is_said_otherwise():
@@ -95,7 +96,8 @@ def test_shares_are_feasible_and_nobody_can_be_given_more(seed):
         assert 0 < rate <= links.link(*edge).bytes_per_s * (1 + 1e-9)
         bottleneck = rate >= links.link(*edge).bytes_per_s * (1 - 1e-9) or any(
             full[trunk.name] and rate >= max(found.get(other, 0.0) for other in trunk.edges) * (1 - 1e-9)
-            for trunk in links.shared_by(*edge)
+            for trunk in links.trunks
+            if edge in trunk.edges
         )
         assert bottleneck, f"{edge} could have more than {rate}"
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from labkit.comm.local import run_threads
 from labkit.train.gpt import GPT, GPTConfig
-from labkit.train.packed import by_end, checked, places, share, weighted
+from labkit.train.packed import checked, places, share, weighted
 from tests.cases import cases
 
 SIZES = {"n_layer": 2, "d_model": 24, "n_head": 4, "vocab": 19, "seq": 11}
@@ -48,15 +48,6 @@ def test_places_start_anew_in_each_document_also_for_some_tokens_of_a_row():
     some = torch.tensor([0, 1, 9, 10])  # as in zigzag order
     assert places(some, DOCUMENTS).tolist() == [[row[k] for k in some.tolist()] for row in whole]
     assert places(some, None) is some
-
-
-def test_documents_that_end_with_a_token_are_numbered_and_their_ends_have_no_target():
-    """Would catch an end that belongs to the next document, and a target in it."""
-    tokens = torch.tensor([[5, 5, 0, 6, 0], [0, 0, 7, 7, 7]])
-    targets, documents = by_end(tokens, torch.tensor([[5, 0, 6, 0, 9], [0, 7, 7, 7, 0]]), end=0)
-    assert documents.tolist() == [[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]
-    assert targets.tolist() == [[5, 0, -100, 0, -100], [-100, -100, 7, 7, 0]]
-    assert torch.equal(checked(documents, tokens), documents)
 
 
 def test_shares_of_ranks_and_micro_batches_make_the_mean_over_all_targets_that_count():

@@ -36,36 +36,8 @@ MODEL_ID, DECK_ID = 1_617_201_837, 1_293_740_659
 """These were drawn once, and must never change: Anki knows a note type and a deck by their numbers."""
 FIELDS = ("Front", *(part.title() for part in PARTS), "Table", "Wrong", "Tested", "Lab", "Picture")
 FRONT = '<div class="front">{{Front}}</div>'
-BACK = """<div class="front asked">{{Front}}</div><hr id="answer">
-<p class="claim">{{Claim}}</p>
-{{#Table}}{{Table}}{{/Table}}
-{{#Reason}}<h2>why</h2><p>{{Reason}}</p>{{/Reason}}
-{{#Law}}<h2>law</h2><p>{{Law}}</p>{{/Law}}
-{{#Number}}<h2>number</h2><p>{{Number}}</p>{{/Number}}
-{{#Costs}}<h2>trade-off</h2><p>{{Costs}}</p>{{/Costs}}
-{{#Limits}}<h2>when not</h2><p>{{Limits}}</p>{{/Limits}}
-{{#Wrong}}<h2>often heard</h2><div class="wrong">{{Wrong}}</div>{{/Wrong}}
-{{#Tested}}<h2>tested</h2>{{Tested}}{{/Tested}}
-{{#Picture}}<div class="picture">{{Picture}}</div>{{/Picture}}
-{{#Lab}}<p class="lab">shown in the labs: {{Lab}}</p>{{/Lab}}"""
-STYLE = """.card { max-width: 46em; margin: 0 auto; padding: .6em; text-align: left;
-  font: 18px/1.45 system-ui, sans-serif; color: #1b1b1b; background: #fdfdfd; }
-.front { font-size: 1.2em; font-weight: 600; }
-.asked { font-size: 1em; opacity: .8; }
-.claim { font-size: 1.1em; }
-h2 { margin: .9em 0 .1em; font-size: .75em; font-weight: 600; letter-spacing: .06em; text-transform: uppercase;
-  opacity: .7; }
-p { margin: .2em 0; }
-code { padding: 0 .25em; border-radius: 3px; font-size: .92em; background: #ececec; }
-table { margin: .6em 0; border-collapse: collapse; font-size: .9em; }
-th, td { padding: .25em .6em; border: 1px solid #bbb; vertical-align: top; text-align: left; }
-.wrong { padding-left: .7em; border-left: 3px solid #D55E00; }
-.picture img { max-width: 100%; height: auto; padding: 6px; border-radius: 6px; background: #fff; }
-.lab { margin-top: 1em; font-size: .8em; opacity: .7; }
-.card.nightMode, .nightMode .card, .card.night_mode { color: #e8e8e8; background: #232323; }
-.nightMode code, .night_mode code { background: #3a3a3a; }
-.nightMode th, .nightMode td, .night_mode th, .night_mode td { border-color: #5a5a5a; }
-"""
+BACK = Path(__file__).with_name("anki_back.html").read_text(encoding="utf-8").rstrip()
+STYLE = Path(__file__).with_name("anki.css").read_text(encoding="utf-8")
 """Pictures keep a white background in night mode, since an SVG in an <img> cannot take the colour of the page."""
 
 

@@ -35,40 +35,7 @@ from labkit.view.units import plural
 
 SETUP = "from labkit import check, exercise, hint"
 STUB = "..."
-CONFIG = Template('''\
-"""A course of labkit's exercises. Made by `labkit build --nbgrader`; from now on it is yours to edit."""
-
-c = get_config()
-c.CourseDirectory.course_id = "$course"
-
-# The stub's body, where the reference stands in the instructor's version.
-c.ClearSolutions.code_stub = {"python": "$stub"}
-
-# A submission is read and never executed: JudgeCells stands where nbgrader's Execute would be.
-ours = "labkit.course.classroom.judge_cells."
-c.Autograde.exporter_class = ours + "TornToo"
-c.Autograde.pre_convert_hook = ours + "adopt"
-c.Autograde.sanitize_preprocessors = [
-    "nbgrader.preprocessors.ClearOutput",
-    ours + "RestoreCells",
-    "nbgrader.preprocessors.OverwriteKernelspec",
-    "nbgrader.preprocessors.OverwriteCells",
-    "nbgrader.preprocessors.CheckCellMetadata",
-]
-c.Autograde.autograde_preprocessors = [
-    ours + "JudgeCells",
-    "nbgrader.preprocessors.LimitOutput",
-    "nbgrader.preprocessors.SaveAutoGrades",
-    "nbgrader.preprocessors.AssignLatePenalties",
-    "nbgrader.preprocessors.CheckCellMetadata",
-]
-
-# All students get the same hidden cases. Another number makes others: choose one for a second round of submissions.
-c.JudgeCells.seed = $seed
-
-# Where `nbgrader release_assignment` and `collect` exchange files with students, if you use them:
-# c.Exchange.root = "a folder that all can write to"
-''')
+CONFIG = Template(Path(__file__).with_name("nbgrader_config.template").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

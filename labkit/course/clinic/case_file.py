@@ -1,8 +1,12 @@
 """A patient of the clinic: a broken program, its owner's complaint, and the tests that tell its cause from others.
 
-broken(group, steps)      -> (losses of this rank, its model or None)         real functions, for labkit's ranks
-repaired(group, steps)    -> the same
-reference(n_ranks, steps) -> the same, in one process without communication
+A patient has a row in patients.yaml, with all that is read, and a file in patients/ with the functions of these names:
+
+    broken(group, steps)      -> (losses of this rank, its model or None)         real functions, for labkit's ranks
+    repaired(group, steps)    -> the same
+    reference(n_ranks, steps) -> the same, in one process without communication
+    shows_cause(chart)        True if a chart of the patient's test shows the cause
+    TRIAL                     how the programs are run, where it is not as for most
 """
 
 from __future__ import annotations
@@ -49,22 +53,38 @@ class Suspect:
     would_show: str
 
 
-@dataclass(frozen=True)
-class Patient:
-    """A patient of the clinic. The complaint never names the cause.
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How the programs of a patient are run, and how near the repaired one must come to the reference.
 
-    name, complaint    the program's owner, and what they have seen
-    symptom            one of SYMPTOMS
-    cause, test        the true cause, and the one of TESTS that shows it; `shows` says how, in words
-    shows_cause(chart) True if a chart of that test shows the cause
-    differential       other causes of the same complaint, and what they would show
-    repair, lab        how to mend the program, and the lab that teaches the mechanism
     tolerance          how far losses and weights may be from the reference's; `last_only`: only the last loss counts,
                        as a share of the first one
     cap_bytes          bytes that a rank may hold; `pool_bytes`: bytes that its allocator may take from the device
     links, n_ranks     for a program that needs a cluster of its own
     look_steps         steps after which `shows_cause` looks; None: `steps`
     before()           preparation in each process, such as an import that must not count as a step's time
+    """
+
+    steps: int = 6
+    tolerance: float = 1e-9
+    last_only: bool = False
+    cap_bytes: int | None = None
+    pool_bytes: int | None = None
+    links: Links | None = None
+    look_steps: int | None = None
+    before: Callable[[], object] | None = None
+    n_ranks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient(Trial):
+    """A patient of the clinic. The complaint never names the cause.
+
+    name, complaint    the program's owner, and what they have seen
+    symptom            one of SYMPTOMS
+    cause, test        the true cause, and the one of TESTS that shows it; `shows` says how, in words
+    differential       other causes of the same complaint, and what they would show
+    repair, lab        how to mend the program, and the lab that teaches the mechanism
     """
 
     name: str
@@ -80,15 +100,6 @@ class Patient:
     repaired: Program
     reference: Program
     shows_cause: Callable[[Chart], bool]
-    steps: int = 6
-    tolerance: float = 1e-9
-    last_only: bool = False
-    cap_bytes: int | None = None
-    pool_bytes: int | None = None
-    links: Links | None = None
-    look_steps: int | None = None
-    before: Callable[[], object] | None = None
-    n_ranks: int | None = None
 
     @property
     def program(self) -> Source:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from labkit.capped import Cluster
-from labkit.course.clinic.case_file import TESTS, Patient, Program, Suspect
+from labkit.course.clinic.case_file import TESTS, Patient, Program, Suspect, Trial
 from labkit.course.clinic.chart import Chart, Seen, left_behind, stored, vital
 from labkit.course.clinic.signs import signs
 from labkit.launch.reply import WorkerError
@@ -33,14 +33,22 @@ VITAL = ("autopsy", "ledger", "clock", "gradients", "fingerprints", "reference")
 NOTHING_ODD = MappingProxyType(
     {"autopsy": "nobody waits for ever: all ranks have finished", "fingerprints": "weights of all ranks alike"}
 )
-FILES = (
-    "uneven_batches", "skipped_collective", "only_rank_0", "crossed_messages", "fragmentation", "growing_graph",
-    "long_sequence", "one_giant_unit", "starving_pipeline", "slow_links", "overflow", "underflow", "accumulation",
-    "other_seeds", "own_buffers", "own_found_inf", "slow_rank", "data_starvation", "wrong_layers",
-    "renamed_weights", "dead_experts",
-)  # fmt: skip
+PROGRAMS = ("broken", "repaired", "reference", "shows_cause")
 
-cases: tuple[Patient, ...] = tuple(import_module(f"labkit.course.clinic.patients.{name}").CASE for name in FILES)
+
+def _read(name: str) -> Any:
+    return yaml.safe_load((files("labkit.course.clinic") / name).read_text(encoding="utf-8"))
+
+
+def _patient(file: str, differential: Iterable[Mapping[str, str]], **story: Any) -> Patient:
+    """The patient of a row of patients.yaml, with the programs of its file."""
+    module = vars(import_module(f"labkit.course.clinic.patients.{file}"))
+    programs = {name: module[name] for name in PROGRAMS}
+    rivals = tuple(Suspect(**rival) for rival in differential)
+    return Patient(differential=rivals, **story, **programs, **vars(module.get("TRIAL", Trial())))
+
+
+cases: tuple[Patient, ...] = tuple(_patient(**row) for row in _read("patients.yaml"))
 """All patients, in alphabetical order."""
 
 
@@ -127,8 +135,7 @@ def recorded(case: Patient) -> dict[str, str]:
 @cache
 def _records() -> Mapping[str, Mapping[str, str]]:
     """Patient -> probe -> its words, copied from a run."""
-    text = (files("labkit.course.clinic") / "recorded.yaml").read_text(encoding="utf-8")
-    return MappingProxyType(dict(yaml.safe_load(text)))
+    return MappingProxyType(_read("recorded.yaml"))
 
 
 def pieces(case: Patient, n_ranks: int = 2) -> Generator[tuple[float, dict[str, str]], None, None]:

@@ -5,7 +5,7 @@ The first torch optimizer of a process imports a compiler and takes seconds; a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -56,14 +56,24 @@ def forget(model: nn.Module) -> None:
         p.grad = None
 
 
-def plain(steps: int, n_rows: int, lr: float = 0.1) -> tuple[list[float], nn.Module]:
-    """The reference of many cases: one process that takes all rows at once."""
-    model, losses = net(), []
-    x, y = rows(n_rows)
-    for _ in range(steps):
+def descend(
+    model: nn.Module, steps: int, loss_of: Callable[[int], Tensor], lr: float = 0.1
+) -> tuple[list[float], nn.Module]:
+    """Train in one process, as most references do: `loss_of(step)` is the loss of a step."""
+    losses = []
+    for step in range(steps):
         forget(model)
-        loss = (model(x) - y).square().mean()
+        loss = loss_of(step)
         loss.backward()
         step_down(model.parameters(), lr)
         losses.append(loss.item())
     return losses, model
+
+
+def plain(
+    steps: int, n_rows: int, lr: float = 0.1, dtype: torch.dtype = torch.float64
+) -> tuple[list[float], nn.Module]:
+    """The reference of many cases: one process that takes all rows at once."""
+    model = net().to(dtype)
+    x, y = (tensor.to(dtype) for tensor in rows(n_rows))
+    return descend(model, steps, lambda _: (model(x) - y).square().mean(), lr)

@@ -16,6 +16,7 @@ the judge's parts (nursery.py).
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from labkit.course.exercises.exercise_files import beside
@@ -57,5 +58,8 @@ def exercise(module: str, reference: Any, **fields: Any) -> Problem:
     """The Problem of a module, named by its `__name__`: the reference, what lies beside the program in its folder, the
     functions of the module that are called `cases`, `inputs`, `answer` and `play`, and other `fields` of a Problem."""
     program = sys.modules[module]
+    if "star" in fields:
+        best = Path(str(program.__file__)).with_name("star.txt").read_text(encoding="utf-8")
+        fields["star"] = fields["star"]._replace(best=best)
     functions = {name: vars(program)[name] for name in FOUND if name in vars(program)}
     return Problem(**{**beside(str(program.__file__)), "reference": reference, **functions, **fields})

@@ -4,6 +4,7 @@ An exercise is a folder in problems/, named after its lab, its place in the lab 
 
     exercise.md     what the learner reads: title, objectives, story, hints        (exercise_files.py reads it)
     mutants.yaml    mistakes that people make, and the verdict that rejects each   (exercise_files.py reads it)
+    star.txt        a program that earns the star, if the exercise has one
     exercise.py     the reference, a function or class, and `PROBLEM = exercise(__name__, reference, ...)`:
                         reference                              the stub is its signature and docstring
                         cases -> inputs -> play on every rank -> answer    random, from a seed drawn for each check
@@ -58,14 +59,14 @@ class Star(NamedTuple):
     words           what is counted
     cost(record)    the cost of a recorded run, in `unit`
     target(case)    the cost that earns the star, which is below that of the reference
-    best            a program that earns it
+    best            a program that earns it: `exercise` reads it from star.txt
     """
 
     words: str
     cost: Callable[[RunRecord], float]
     target: Callable[[Case], float]
-    best: str
     unit: str = "bytes"
+    best: str = ""
 
 
 def nobody_knows(_: Case) -> Inputs:

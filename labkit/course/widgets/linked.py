@@ -16,21 +16,7 @@ LINKS = Path(__file__).with_name("cells.js").read_text()
 class Linked(Live):
     """Shows `value`, which must be labkit's own HTML."""
 
-    _esm = (
-        LINKS
-        + """
-    function render({ model, el }) {
-      const draw = () => {
-        el.innerHTML = model.get("value");
-        lead(el, model.get("addresses"));
-      };
-      model.on("change:value", draw);
-      draw();
-      return () => model.off("change:value", draw);
-    }
-    export default { render };
-    """
-    )
+    _esm = LINKS + Path(__file__).with_name("linked.js").read_text()
     value = traitlets.Unicode().tag(sync=True)
     addresses = traitlets.Dict(traitlets.Unicode()).tag(sync=True)
 

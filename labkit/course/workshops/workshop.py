@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
@@ -20,12 +20,9 @@ from typing import Any
 
 import nbformat
 
-from labkit.course.reading.glossary import plain
 from labkit.plan.text_columns import in_columns
 
 PLANS = Path(__file__).with_name("workshops.toml")
-WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.2, 1.5
-"""The pace of a practised learner for reading, running and playing; a class takes a third longer."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +119,6 @@ def timetable(length: str, start: str = "09:00", now: str = "") -> Timetable:
     table = Timetable(workshop(length), start, f"{datetime.now():%H:%M}" if now == "now" else now)
     table.rows()  # raises for an invalid time now, and not when the table is shown
     return table
-
-
-def needs_minutes(cells: Sequence[dict[str, Any]]) -> float:
-    """Minutes to read these cells of a notebook, run them, and use each widget once.
-
-    Of a cell whose source is folded, people read only its caption and its output."""
-    words = sum(len(plain("".join(cell["source"])).split()) for cell in cells if cell["cell_type"] == "markdown")
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    folded = sum(cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code)
-    widgets = sum("widget-view+json" in key for cell in code for out in cell["outputs"] for key in out.get("data", {}))
-    running = (len(code) - folded) * CELL_MINUTES + folded * FOLDED_CELL_MINUTES
-    return words / WORDS_A_MINUTE + running + widgets * WIDGET_MINUTES
 
 
 def cells_of(part: WorkshopPart, folder: Path) -> tuple[Path, list[dict[str, Any]]]:

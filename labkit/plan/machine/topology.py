@@ -213,11 +213,6 @@ class Links:
         """The same for the laws of plan/machine/collectives.py."""
         return Line(*self.edge(a, b))
 
-    def shared_by(self, a: int, b: int) -> tuple[Trunk, ...]:
-        """The trunks that the edge from a to b is part of."""
-        self.link(a, b)
-        return tuple(trunk for trunk in self.trunks if (a, b) in trunk.edges)
-
     def check(self, n_ranks: int) -> Links:
         """These links. ValueError if they join another number of ranks."""
         if n_ranks != self.n_ranks:

@@ -173,11 +173,3 @@ class StreamedFragments:
             stood_still.append(now - begun)
         rest = sum(self.exchange_s(fragment, link) for fragment in self.behind(steps))
         return [*stood_still, max([now, *ends.values()]) - now + rest]
-
-    def hiding_bytes_per_s(self, compute_s: float) -> float:
-        """The bandwidth from which no exchange is waited for, if latency is nothing and exchanges do not overlap each
-        other: the peak's bytes behind `delay` steps of `compute_s`. Infinite for a delay of 0: nothing is hidden.
-        ValueError for a step that takes no time."""
-        if not is_number(compute_s, above=True):
-            raise ValueError(f"compute_s is the time of a step, above 0 s; got {compute_s!r}")
-        return self.peak_bytes() / (self.delay * compute_s) if self.delay else float("inf")

@@ -10,10 +10,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit.course.workshops.workshop import PLANS, agenda, cells_of, needs_minutes, timetable, workshop, workshops
+from labkit.course.reading.glossary import plain
+from labkit.course.workshops.workshop import PLANS, agenda, cells_of, timetable, workshop, workshops
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
 LENGTHS = ["2h", "4h", "1d", "2d"]
+WORDS_A_MINUTE, CELL_MINUTES, FOLDED_CELL_MINUTES, WIDGET_MINUTES = 150, 0.6, 0.2, 1.5
+"""The pace of a practised learner for reading, running and playing; a class takes a third longer."""
 
 
 def parts(length: str) -> list:
@@ -58,6 +61,18 @@ def test_the_parts_fill_the_day(length, minutes):
     for part in workshop(length).parts:
         days[part.day] = days.get(part.day, 0) + part.minutes
     assert list(days.values()) == minutes
+
+
+def needs_minutes(cells: list[dict]) -> float:
+    """Minutes to read these cells of a notebook, run them, and use each widget once.
+
+    Of a cell whose source is folded, people read only its caption and its output."""
+    words = sum(len(plain("".join(cell["source"])).split()) for cell in cells if cell["cell_type"] == "markdown")
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    folded = sum(cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code)
+    widgets = sum("widget-view+json" in key for cell in code for out in cell["outputs"] for key in out.get("data", {}))
+    running = (len(code) - folded) * CELL_MINUTES + folded * FOLDED_CELL_MINUTES
+    return words / WORDS_A_MINUTE + running + widgets * WIDGET_MINUTES
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -63,25 +63,4 @@ def shows_cause(chart: Chart) -> bool:
     return abs(chart.seen[0].gradients.norm / chart.alone[2].norm - MICROS) < 0.01 * MICROS
 
 
-CASE = Patient(
-    name="Mia",
-    complaint="Since gradients are accumulated, the loss explodes. The batch is as before, and so is the rate.",
-    symptom="loss explodes",
-    cause="accumulation without normalisation",
-    test="reference",
-    shows="the first loss is right, its gradient m times too long",
-    repair="sums, divided by the samples of the whole batch",
-    lab="04",
-    differential=(
-        Suspect("fp16 overflow", "gradients", "inf; and in fp32 all is well"),
-        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
-        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=12,
-    tolerance=1e-6,
-    look_steps=1,
-)
+TRIAL = Trial(steps=12, tolerance=1e-6, look_steps=1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import own_rows
 
@@ -57,24 +56,3 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], None]:
 def shows_cause(chart: Chart) -> bool:
     """True if every rank waits in a send."""
     return chart.error is not None and all(rank.verb == "send" for rank in chart.error.autopsy.ranks)
-
-
-CASE = Patient(
-    name="Dora",
-    complaint="Neighbours swap edges. On one rank it works; on two or more it stops for ever in the very first step.",
-    symptom="stops for ever",
-    cause="crossed send and recv",
-    test="autopsy",
-    shows="a circle: every rank waits in a send to the next",
-    repair="exchange: send and receive at once",
-    lab="02",
-    differential=(
-        Suspect("a skipped collective", "autopsy", "collectives, and no send"),
-        Suspect("uneven batches", "autopsy", "the awaited rank has finished"),
-        Suspect("slow links for TP", "clock", "steps end; all wait for the wire"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-)

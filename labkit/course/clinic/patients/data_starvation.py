@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -71,23 +71,4 @@ def shows_cause(chart: Chart) -> bool:
     return alone and busy < 0.5 and chart.recording.seconds > READ_S * chart.steps
 
 
-CASE = Patient(
-    name="Sam",
-    complaint="Steps are slow, with one device as with many. The network is idle, and so are the devices.",
-    symptom="too slow",
-    cause="data starvation",
-    test="clock",
-    shows="nobody waits in a collective, and no processor is busy",
-    repair="read ahead, with several readers",
-    lab="13",
-    differential=(
-        Suspect("a slow rank", "clock", "all but one wait for a rank"),
-        Suspect("slow links for TP", "clock", "they wait for the wire"),
-        Suspect("a starving pipeline", "clock", "bubble; the ledger has messages between stages"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=6,
-)
+TRIAL = Trial(steps=6)

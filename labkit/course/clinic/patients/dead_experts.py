@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, own_rows, step_down
 from labkit.train.config import GPTConfig
@@ -99,24 +99,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(count == 0 for layer in chart.rows_by_expert for count in layer)
 
 
-CASE = Patient(
-    name="Wim",
-    complaint="A mixture of four experts, as in the paper. No error, ranks agree. The loss is above the paper's.",
-    symptom="learns too little",
-    cause="dead experts",
-    test="gradients",
-    shows="an expert gets no rows on any rank: its gradient is exactly zero, and that of the others is not",
-    repair="a bias for the choice, or a term in the loss, that keeps experts equally busy",
-    lab="19",
-    differential=(
-        Suspect("silent underflow", "gradients", "zeros in layers that every row meets"),
-        Suspect("LoRA on the wrong layers", "gradients", "none at all, rather than zeros"),
-        Suspect("a checkpoint that does not load", "reference", "the loss of the first step comes back"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=100,
-    tolerance=1e-6,
-)
+TRIAL = Trial(steps=100, tolerance=1e-6)

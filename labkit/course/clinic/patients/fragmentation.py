@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
-from labkit.course.clinic.task import average, forget, net, rows, step_down
+from labkit.course.clinic.task import average, descend, forget, net, rows, step_down
 
 SAMPLES, RAW, KEPT = 48, 64, 16
 LONGER = 24
@@ -64,16 +64,14 @@ def repaired(group: Group, steps: int = 10) -> tuple[list[float], nn.Module]:
 
 def reference(n_ranks: int, steps: int = 10) -> tuple[list[float], nn.Module]:
     """One process, with the mean of the ranks' mean losses."""
-    model, losses = net(), []
+    model = net()
     whole = [torch.cat([rows(RAW, 1000 * r + k)[0][:KEPT] for k in range(SAMPLES)]) for r in range(n_ranks)]
-    for step in range(steps):
-        forget(model)
+
+    def loss_of(step: int) -> Tensor:
         batches = [part[: LONGER * (step + 1)] for part in whole]
-        loss = torch.stack([(model(x) - target(x)).square().mean() for x in batches]).mean()
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+        return torch.stack([(model(x) - target(x)).square().mean() for x in batches]).mean()
+
+    return descend(model, steps, loss_of)
 
 
 def shows_cause(chart: Chart) -> bool:
@@ -81,24 +79,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(rank.reserved > 2 * rank.allocated for rank in chart.stored)
 
 
-CASE = Patient(
-    name="Emil",
-    complaint="Out of memory after hours, when batches have grown a little. A third was allocated, says the message.",
-    symptom="out of memory",
-    cause="fragmentation",
-    test="allocator",
-    shows="much is reserved, little is allocated, the largest free piece is too small",
-    repair="release before you reserve (or expandable segments)",
-    lab="01",
-    differential=(
-        Suspect("a growing graph", "memory", "the floor of live bytes rises"),
-        Suspect("a rare long sequence", "memory", "one step's peak stands out"),
-        Suspect("everything gathered", "memory", "parameters at the peak are as many as the model's"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=10,
-    pool_bytes=9 * 64 * 1024,
-)
+TRIAL = Trial(steps=10, pool_bytes=9 * 64 * 1024)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -60,24 +60,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(rank.floors[-2] > 2 * rank.floors[2] for rank in chart.stored)
 
 
-CASE = Patient(
-    name="Fay",
-    complaint="Out of memory after hours, at about the same step every time. A larger device only lasts longer.",
-    symptom="out of memory",
-    cause="a growing graph",
-    test="memory",
-    shows="the floor of live bytes rises from step to step, in activations",
-    repair="no_grad, .item(), .detach()",
-    lab="01",
-    differential=(
-        Suspect("fragmentation", "allocator", "reserved is far above allocated"),
-        Suspect("a rare long sequence", "memory", "the floor is level, one peak stands out"),
-        Suspect("everything gathered", "memory", "it happens in the first step"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=20,
-    cap_bytes=500_000,
-)
+TRIAL = Trial(steps=20, cap_bytes=500_000)

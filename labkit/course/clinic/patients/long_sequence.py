@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
-from labkit.course.clinic.task import WIDE, average, forget, net, rows, step_down
+from labkit.course.clinic.task import WIDE, average, descend, forget, net, rows, step_down
 
 ROWS, SHORT, LONG, RARE = 8, 16, 256, 5
 
@@ -70,18 +70,13 @@ def repaired(group: Group, steps: int = 8, most: int = ROWS * SHORT * 2) -> tupl
 
 def reference(n_ranks: int, steps: int = 8) -> tuple[list[float], nn.Module]:
     """One process without padding: all positions of a rank are rows of one batch."""
-    model, losses = net(), []
-    for step in range(steps):
-        forget(model)
-        parts = []
-        for rank in range(n_ranks):
-            x, y = (torch.cat(parts) for parts in zip(*texts(step, rank), strict=True))
-            parts.append((model(x) - y).square().mean())
-        loss = torch.stack(parts).mean()
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+    model = net()
+
+    def loss_of(step: int) -> Tensor:
+        batches = [map(torch.cat, zip(*texts(step, rank), strict=True)) for rank in range(n_ranks)]
+        return torch.stack([(model(x) - y).square().mean() for x, y in batches]).mean()
+
+    return descend(model, steps, loss_of)
 
 
 def shows_cause(chart: Chart) -> bool:
@@ -90,24 +85,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(max(rank.tops) > 4 * low for rank, low in zip(chart.stored, usual, strict=True))
 
 
-CASE = Patient(
-    name="Gil",
-    complaint="Out of memory after hours, on one rank, at another step in every run. Restarted, it goes on.",
-    symptom="out of memory",
-    cause="a rare long sequence",
-    test="memory",
-    shows="the floor is level, and one step's peak is many times the others'",
-    repair="a budget of positions, not of sequences",
-    lab="04",
-    differential=(
-        Suspect("a growing graph", "memory", "the floor rises"),
-        Suspect("fragmentation", "allocator", "reserved is far above allocated"),
-        Suspect("everything gathered", "memory", "all ranks, in the first step"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=8,
-    cap_bytes=700_000,
-)
+TRIAL = Trial(steps=8, cap_bytes=700_000)

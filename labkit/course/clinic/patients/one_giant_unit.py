@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import own_rows
 from labkit.parallel.zero3 import ZeRO3
@@ -92,25 +92,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(rank.peak.total > 2 * N_BYTES > 50 * rank.peak["activations"] for rank in chart.stored)
 
 
-CASE = Patient(
-    name="Hana",
-    complaint="FSDP is on, each rank has its share of the weights, and it is out of memory in the very first step.",
-    symptom="out of memory",
-    cause="everything gathered",
-    test="memory",
-    shows="parameters at the peak: the rank's part and the whole model, in the first step",
-    repair="a unit for each layer",
-    lab="08",
-    differential=(
-        Suspect("a rare long sequence", "memory", "activations at the peak, after hours"),
-        Suspect("a growing graph", "memory", "the floor rises"),
-        Suspect("fragmentation", "allocator", "reserved is far above allocated"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=2,
-    tolerance=1e-5,
-    cap_bytes=2 * N_BYTES,
-)
+TRIAL = Trial(steps=2, tolerance=1e-5, cap_bytes=2 * N_BYTES)

@@ -4,6 +4,7 @@
     rank 1   next step: all_reduce, for ever
 
 Saving ends with a barrier, so that nobody reads half a file. Under `if group.rank == 0` only one rank reaches it.
+
 Repaired, all ranks call `save`, and the condition stands inside it, round the writing alone.
 """
 
@@ -13,7 +14,6 @@ from torch import nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 from labkit.plan.partition.layout import Layout
@@ -69,24 +69,3 @@ def shows_cause(chart: Chart) -> bool:
     """True if rank 0, and no other, is in a barrier."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
     return [rank.rank for rank in ranks if rank.verb == "barrier"] == [0]
-
-
-CASE = Patient(
-    name="Cem",
-    complaint="It trains, and stops for ever about when the checkpoint is written. The file is there, and whole.",
-    symptom="stops for ever",
-    cause="only rank 0",
-    test="autopsy",
-    shows="rank 0 alone is in another collective, under an if about the rank",
-    repair="all call it; ask for the rank inside",
-    lab="02",
-    differential=(
-        Suspect("uneven batches", "autopsy", "the awaited ranks have finished"),
-        Suspect("a skipped collective", "autopsy", "the odd line stands under an if about its samples"),
-        Suspect("a slow rank", "autopsy", "rank 0 runs Python, in the writing: wait"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -57,24 +57,4 @@ def shows_cause(chart: Chart) -> bool:
     return chart.apart("weights") > 1e-3
 
 
-CASE = Patient(
-    name="Ned",
-    complaint="The loss falls on every rank, more slowly than it should; and the checkpoint of rank 0 is bad.",
-    symptom="ranks disagree",
-    cause="ranks differ by seed",
-    test="fingerprints",
-    shows="weights of the ranks differ, before the first step",
-    repair="broadcast rank 0's weights at the start",
-    lab="06",
-    differential=(
-        Suspect("ranks differ by buffers", "fingerprints", "weights alike, buffers not"),
-        Suspect("found_inf not agreed", "fingerprints", "alike at first; one rank differs, from one step on"),
-        Suspect("silent underflow", "gradients", "zeros; ranks are alike"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=10,
-    look_steps=0,
-)
+TRIAL = Trial(steps=10, look_steps=0)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
-from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 from labkit.train.loss_scale import LossScale, Scaler
 
 SCALE = 2.0**24
@@ -72,15 +72,7 @@ def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     """One process in fp32."""
-    model, losses = net().float(), []
-    x, y = (row.float() for row in rows(16 * n_ranks))
-    for _ in range(steps):
-        forget(model)
-        loss = (model(x) - y).square().mean()
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+    return plain(steps, 16 * n_ranks, dtype=torch.float32)
 
 
 def shows_cause(chart: Chart) -> bool:
@@ -89,24 +81,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(row.not_finite > 0 for table in tables for row in table) and chart.losses[0] < 10
 
 
-CASE = Patient(
-    name="Kim",
-    complaint="In fp16 the loss is fine in the first step and NaN in the second. In fp32 the same program trains.",
-    symptom="loss explodes",
-    cause="fp16 overflow",
-    test="gradients",
-    shows="gradients of step 1 are inf, while its loss is finite",
-    repair="look, skip, halve: a dynamic loss scale",
-    lab="05",
-    differential=(
-        Suspect("accumulation without normalisation", "reference", "the gradient is m times too long, in fp32, too"),
-        Suspect("silent underflow", "gradients", "zeros, and nothing infinite"),
-        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ from the others'"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    tolerance=5e-3,
-    look_steps=1,
-)
+TRIAL = Trial(tolerance=5e-3, look_steps=1)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, own_rows, rows, step_down
 
@@ -83,23 +82,3 @@ def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
 def shows_cause(chart: Chart) -> bool:
     """True if weights are alike and buffers are not."""
     return chart.apart("weights") < 1e-9 and chart.apart("buffers") > 1e-3
-
-
-CASE = Patient(
-    name="Olga",
-    complaint="Every rank reports another validation loss, for the same samples. Their training losses look healthy.",
-    symptom="ranks disagree",
-    cause="ranks differ by buffers",
-    test="fingerprints",
-    shows="weights are alike, buffers differ",
-    repair="send rank 0's buffers (or SyncBatchNorm)",
-    lab="06",
-    differential=(
-        Suspect("ranks differ by seed", "fingerprints", "weights differ, from the first step on"),
-        Suspect("found_inf not agreed", "fingerprints", "weights differ, from one step on"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.patients.overflow import Target
 from labkit.course.clinic.task import WIDE, forget, rows, step_down
@@ -96,24 +96,4 @@ def shows_cause(chart: Chart) -> bool:
     return chart.apart("weights") > 1e-6 and all(torch.equal(heads[0], head) for head in heads[:-1])
 
 
-CASE = Patient(
-    name="Paul",
-    complaint="fp16, sharded: now and then a step is skipped, as it should be. The loss gets worse than in fp32.",
-    symptom="ranks disagree",
-    cause="found_inf not agreed",
-    test="fingerprints",
-    shows="what is replicated differs on one rank, from one step on",
-    repair="agree on found_inf over all ranks",
-    lab="05",
-    differential=(
-        Suspect("ranks differ by seed", "fingerprints", "all differ, before the first step"),
-        Suspect("ranks differ by buffers", "fingerprints", "weights alike, buffers not"),
-        Suspect("silent underflow", "gradients", "zeros; ranks are alike"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=4,
-    tolerance=1e-2,
-)
+TRIAL = Trial(steps=4, tolerance=1e-2)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -68,23 +68,4 @@ def shows_cause(chart: Chart) -> bool:
     return restarted and chart.apart("weights") == 0.0
 
 
-CASE = Patient(
-    name="Vera",
-    complaint="The job was stopped and started again. No error, and the curve is worse than the one it had before.",
-    symptom="learns too little",
-    cause="a checkpoint that does not load",
-    test="reference",
-    shows="after the restart the loss of the first step is back, while one process goes on",
-    repair="load strictly, under the names that the model has",
-    lab="18",
-    differential=(
-        Suspect("silent underflow", "gradients", "zeros, also before the restart"),
-        Suspect("LoRA on the wrong layers", "gradients", "none where the task needs them"),
-        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=16,
-)
+TRIAL = Trial(steps=16)

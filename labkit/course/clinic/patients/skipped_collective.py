@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Patient, Suspect
 from labkit.course.clinic.chart import Chart
-from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.course.clinic.task import average, descend, forget, net, own_rows, rows, step_down
 from labkit.plan.partition.layout import Layout
 
 
@@ -72,39 +71,16 @@ def repaired(group: Group, steps: int = 6) -> tuple[list[float], nn.Module]:
 
 def reference(n_ranks: int, steps: int = 6) -> tuple[list[float], nn.Module]:
     """The whole batch in one process."""
-    model, losses = net(), []
-    for step in range(steps):
+    model = net()
+
+    def loss_of(step: int) -> Tensor:
         x, y, rare = batch(step, n_ranks)
-        forget(model)
-        loss = _loss(model, x, y, float(rare.mean()))
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+        return _loss(model, x, y, float(rare.mean()))
+
+    return descend(model, steps, loss_of)
 
 
 def shows_cause(chart: Chart) -> bool:
     """True if some ranks wait in the all_gather of rare rows and others in the all_reduce."""
     ranks = chart.error.autopsy.ranks if chart.error else ()
     return any(rank.verb == "all_gather" for rank in ranks) and any(rank.verb == "all_reduce" for rank in ranks)
-
-
-CASE = Patient(
-    name="Bea",
-    complaint="It stops for ever, at another step with every seed, with some never. Ranks have as many batches.",
-    symptom="stops for ever",
-    cause="a skipped collective",
-    test="autopsy",
-    shows="ranks wait in different collectives; the odd line stands under an if about its samples",
-    repair="every rank calls it in every step",
-    lab="02",
-    differential=(
-        Suspect("uneven batches", "autopsy", "the awaited ranks have finished"),
-        Suspect("only rank 0", "autopsy", "the odd line stands under an if about the rank"),
-        Suspect("crossed send and recv", "autopsy", "a circle of sends"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, own_rows
 from labkit.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -78,25 +78,4 @@ def shows_cause(chart: Chart) -> bool:
     return chart.recording.shares().exposed > 0.3 and chart.across > 0.5
 
 
-CASE = Patient(
-    name="June",
-    complaint="Two nodes take several times as long for a step as the law says. Nobody is late, nothing is lost.",
-    symptom="too slow",
-    cause="slow links for TP",
-    test="ledger",
-    shows="most bytes leave the node, though tp has most of them",
-    repair="tp = neighbours in rank: inside the node",
-    lab="09",
-    differential=(
-        Suspect("a slow rank", "clock", "the others wait for a rank, not for the wire"),
-        Suspect("a starving pipeline", "clock", "bubble, and hardly any wire"),
-        Suspect("data starvation", "clock", "no wire, no waiting, idle processors"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=2,
-    links=LINKS,
-    n_ranks=4,
-)
+TRIAL = Trial(steps=2, links=LINKS, n_ranks=4)

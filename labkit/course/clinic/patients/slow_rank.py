@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 
@@ -70,23 +70,4 @@ def shows_cause(chart: Chart) -> bool:
     return min(others) > 0.4 and 1 - shares[late].compute < min(others) / 2 and not chart.ledgers[0].calls("send")
 
 
-CASE = Patient(
-    name="Rosa",
-    complaint="All devices are at 100% in the monitor, and a step takes many times as long as on one device alone.",
-    symptom="too slow",
-    cause="a slow rank",
-    test="clock",
-    shows="all wait for a rank but one, which computes: the same one in every step",
-    repair="take the work off it, or share it out",
-    lab="06",
-    differential=(
-        Suspect("a starving pipeline", "clock", "every rank waits for a rank, at both ends"),
-        Suspect("slow links for TP", "clock", "they wait for the wire, all alike"),
-        Suspect("data starvation", "clock", "nobody waits in a collective; idle processors"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=5,
-)
+TRIAL = Trial(steps=5)

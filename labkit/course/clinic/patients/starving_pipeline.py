@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, rows
 from labkit.parallel.pipeline import Pipeline
@@ -91,24 +91,4 @@ def shows_cause(chart: Chart) -> bool:
     return shares.bubble > 0.7 * most and shares.exposed < 0.2 and chart.ledgers[0].calls("send") > 0
 
 
-CASE = Patient(
-    name="Ivo",
-    complaint="The model is cut into stages, one a device. Each device is idle for more than half of the time.",
-    symptom="too slow",
-    cause="a starving pipeline",
-    test="clock",
-    shows="bubble: all ranks wait for another rank, at both ends of a step; the wire is idle",
-    repair="more micro-batches; cut by measured cost",
-    lab="10",
-    differential=(
-        Suspect("a slow rank", "clock", "one rank computes all the time, the same one in every step"),
-        Suspect("slow links for TP", "clock", "exposed: they wait for the wire"),
-        Suspect("data starvation", "clock", "nobody waits for a rank, and no processor is busy"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=1,
-    before=warm_up,
-)
+TRIAL = Trial(steps=1, before=warm_up)

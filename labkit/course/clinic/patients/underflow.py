@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.patients.overflow import Target
-from labkit.course.clinic.task import average, forget, net, own_rows, rows, step_down
+from labkit.course.clinic.task import average, forget, net, own_rows, plain, rows, step_down
 from labkit.train.loss_scale import LossScale, Scaler
 
 TOKENS = 2.0**21
@@ -59,15 +59,7 @@ def repaired(group: Group, steps: int = 12) -> tuple[list[float], nn.Module]:
 
 def reference(n_ranks: int, steps: int = 12) -> tuple[list[float], nn.Module]:
     """One process in fp32."""
-    model, losses = net().float(), []
-    x, y = (row.float() for row in rows(16 * n_ranks))
-    for _ in range(steps):
-        forget(model)
-        loss = (model(x) - y).square().mean()
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+    return plain(steps, 16 * n_ranks, dtype=torch.float32)
 
 
 def shows_cause(chart: Chart) -> bool:
@@ -78,24 +70,4 @@ def shows_cause(chart: Chart) -> bool:
     return any(row.zeros > 0.9 for row in rows_) and all(row.not_finite == 0 for row in rows_) and not idle
 
 
-CASE = Patient(
-    name="Leo",
-    complaint="In fp16 the loss falls for a while, then hardly at all. No error, no NaN. In fp32 it goes on falling.",
-    symptom="learns too little",
-    cause="silent underflow",
-    test="gradients",
-    shows="nearly all gradients of a layer are zero, none is infinite",
-    repair="a loss scale",
-    lab="05",
-    differential=(
-        Suspect("LoRA on the wrong layers", "gradients", "the layers that pull are frozen: no gradient there"),
-        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
-        Suspect("found_inf not agreed", "fingerprints", "one rank's weights differ"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=12,
-    tolerance=5e-3,
-)
+TRIAL = Trial(steps=12, tolerance=5e-3)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
-from labkit.course.clinic.task import average, forget, net, rows, step_down
+from labkit.course.clinic.task import average, descend, forget, net, rows, step_down
 
 BATCH = 8
 
@@ -59,16 +59,13 @@ def repaired(group: Group, steps: int = 9) -> tuple[list[float], nn.Module]:
 
 def reference(n_ranks: int, steps: int = 9) -> tuple[list[float], nn.Module]:
     """One process that joins the batches of all ranks."""
-    model, losses = net(), []
-    loaders = [loader(rank, n_ranks) for rank in range(n_ranks)]
-    for step in range(min(steps, max(map(len, loaders)))):
+    model, loaders = net(), [loader(rank, n_ranks) for rank in range(n_ranks)]
+
+    def loss_of(step: int) -> Tensor:
         x, y = (torch.cat([batches[step][k] for batches in loaders if step < len(batches)]) for k in (0, 1))
-        forget(model)
-        loss = (model(x) - y).square().mean()
-        loss.backward()
-        step_down(model.parameters())
-        losses.append(loss.item())
-    return losses, model
+        return (model(x) - y).square().mean()
+
+    return descend(model, min(steps, max(map(len, loaders))), loss_of)
 
 
 def shows_cause(chart: Chart) -> bool:
@@ -76,24 +73,4 @@ def shows_cause(chart: Chart) -> bool:
     return chart.error is not None and "finished without it" in chart.error.autopsy.headline
 
 
-CASE = Patient(
-    name="Ada",
-    complaint="It trains well, and stops for ever at the end of the first epoch. No error, no exit. Other data: fine.",
-    symptom="stops for ever",
-    cause="uneven batches",
-    test="autopsy",
-    shows="a rank waits in all_reduce for ranks that have finished",
-    repair="take part with weight 0 (or Join, or drop_last)",
-    lab="06b",
-    differential=(
-        Suspect("a skipped collective", "autopsy", "ranks wait in different collectives"),
-        Suspect("only rank 0", "autopsy", "rank 0 alone is in another collective"),
-        Suspect("crossed send and recv", "autopsy", "a circle of sends"),
-        Suspect("a slow rank", "autopsy", "the awaited rank runs Python: nobody hangs"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=9,
-)
+TRIAL = Trial(steps=9)

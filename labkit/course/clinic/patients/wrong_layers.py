@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comm.group import Group
-from labkit.course.clinic.case_file import Patient, Suspect
+from labkit.course.clinic.case_file import Trial
 from labkit.course.clinic.chart import Chart
 from labkit.course.clinic.task import WIDE, average, forget, own_rows, step_down
 from labkit.train.lora import inject_lora
@@ -87,25 +87,4 @@ def shows_cause(chart: Chart) -> bool:
     return bool(rows) and all(row.n == 0 for row in rows)
 
 
-CASE = Patient(
-    name="Tess",
-    complaint="Full fine-tuning works. LoRA, with the recipe from a blog, stays far above it, however long it trains.",
-    symptom="learns too little",
-    cause="LoRA on the wrong layers",
-    test="gradients",
-    shows="the layers in which the full gradient is longest are frozen",
-    repair="adapt where the gradient pulls, with as many directions as the change has",
-    lab="11",
-    differential=(
-        Suspect("silent underflow", "gradients", "zeros in what is trained"),
-        Suspect("ranks differ by seed", "fingerprints", "weights of the ranks differ"),
-        Suspect("accumulation without normalisation", "reference", "the gradient is m times too long"),
-    ),
-    broken=broken,
-    repaired=repaired,
-    reference=reference,
-    shows_cause=shows_cause,
-    steps=60,
-    tolerance=0.05,
-    last_only=True,
-)
+TRIAL = Trial(steps=60, tolerance=0.05, last_only=True)

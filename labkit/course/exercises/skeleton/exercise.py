@@ -1,9 +1,5 @@
 """KEY: one sentence that says what the learner writes."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -18,7 +14,7 @@ def my_exercise(x: Tensor, group: Group) -> Tensor:
     return group.all_reduce(x, "mean")
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """The cases to judge, smallest first: worlds of 1 to 4 ranks, ragged shapes, two dtypes."""
     return [Case.of(1, rows=3), Case.of(2, rows=5), Case.of(3, torch.float64, rows=7), Case.of(4, rows=6)]
 

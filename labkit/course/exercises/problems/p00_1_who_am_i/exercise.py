@@ -1,9 +1,6 @@
 """00.1: every rank says where it is, and learns who all the others are."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +38,7 @@ def who_am_i(node: Tensor, group: Group) -> dict[str, int | Tensor]:
     }
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks, on up to three machines. `on` is the machine of each rank, or "any" to draw it."""
     return [Case.of(4, on=(0, 1, 1, 0)), Case.of(4, on=(2, 0, 1, 0)), Case.of(3, on="any"), Case.of(2, on="any"),
             Case.of(1, on="any")]  # fmt: skip

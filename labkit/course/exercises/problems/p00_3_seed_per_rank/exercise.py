@@ -1,9 +1,7 @@
 """00.3: the same weights on every rank, and other noise on each."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +31,7 @@ def seed_rank(seed: int, make_model: Callable[[], nn.Module], group: Group) -> n
     return model
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [Case.of(3, width=5), Case.of(4, width=3), Case.of(1, width=4)]
 

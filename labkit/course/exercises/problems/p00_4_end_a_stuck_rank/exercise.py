@@ -1,9 +1,7 @@
 """00.4: which ranks are stuck for ever, and which one to end."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,7 +60,7 @@ def behind(drawn: random.Random, n: int) -> Situation:
     return [WAITING] * n, waits_for
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Many situations, of few and of many ranks."""
     return [Case.of(1, among=5, situations=40), Case.of(1, among=9, situations=40),
             Case.of(1, among=1, situations=3)]  # fmt: skip

@@ -1,7 +1,5 @@
 """01.1: how long an operation takes on a device that answers before it is done."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -59,7 +57,7 @@ class Device:
         return self.now
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Even and odd numbers of repeats, with a warm-up and without; ten devices each."""
     return [Case.of(1, warmup=2, repeats=6), Case.of(1, warmup=4, repeats=9), Case.of(1, warmup=1, repeats=1),
             Case.of(1, warmup=0, repeats=2)]  # fmt: skip

@@ -1,10 +1,7 @@
 """01.2: alpha and beta from times that somebody has disturbed."""
 
-from __future__ import annotations
-
 import random
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +30,7 @@ def fit_alpha_beta(samples: list[tuple[int, float]]) -> tuple[float, float]:
     return (st - beta * sb) / s1, beta
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Sizes that are measured `repeats` times, every second one once more; and each size once."""
     return [Case.of(1, repeats=6, sizes=7), Case.of(1, repeats=9, sizes=5), Case.of(1, repeats=1, sizes=2)]
 

@@ -1,9 +1,7 @@
 """01.3: what a model and its optimizer hold, counted by storage."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,7 +61,7 @@ class Net(nn.Module):
         return self.head(self.norm(self.embed(tokens)))  # type: ignore[no-any-return]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Three cases of several models."""
     return [Case.of(1, models=6), Case.of(1, models=6), Case.of(1, models=6)]
 

@@ -1,8 +1,5 @@
 """01.4: a training loop that keeps numbers for a log, and nothing else."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,7 +39,7 @@ def train_and_log(
     return {"losses": torch.stack(losses), "held_out": torch.stack(after), "first_rows": torch.stack(rows)}
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Two shapes, and a single batch."""
     return [Case.of(1, steps=9, rows=64, width=24, hidden=160, out=96),
             Case.of(1, steps=14, rows=48, width=32, hidden=224, out=128),

@@ -1,8 +1,5 @@
 """02.1: every rank gets the tensor of a rank some places away."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +22,7 @@ def shift_along_ring(x: Tensor, by: int, group: Group) -> Tensor:
     return group.exchange(x, to=(me + by) % n, source=(me - by) % n)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks. First `by` is below n, then negative, then above n: a case of its own for each, so that
     one mistake is always told by the same case."""
     return [Case.of(3, by=2, rows=(3, 1, 2)), Case.of(3, by=-1, rows=(1, 3, 2)),

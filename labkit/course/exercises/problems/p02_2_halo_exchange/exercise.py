@@ -1,8 +1,5 @@
 """02.2: rows from both neighbours at once, where a careless order hangs or crawls."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
     return torch.cat([part for part in (came.get(left), x, came.get(right)) if part is not None])
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks, all with different numbers of rows; in one of them nobody wants any."""
     return [
         Case.of(4, rows=(5, 3, 7, 4), halo=2, width=6),

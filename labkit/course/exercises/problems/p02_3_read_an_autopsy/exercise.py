@@ -1,10 +1,7 @@
 """02.3: from where every rank stands to the rank that is to blame."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
@@ -88,7 +85,7 @@ def situation(drawn: random.Random, n: int, fault: str) -> tuple[list[Place], li
     return places, sorted(guilty)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Many situations among a few ranks, and among more."""
     return [Case.of(1, among=5, situations=48), Case.of(1, among=8, situations=48)]
 

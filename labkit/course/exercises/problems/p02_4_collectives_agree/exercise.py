@@ -1,10 +1,7 @@
 """02.4: a check of what all ranks are about to call: do their collectives match?"""
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.course.exercises.exercise import Case, exercise
@@ -123,7 +120,7 @@ def shown(case: Case) -> dict[str, tuple[bool, Programs]]:
     return {name: (truth[name], programs) for name, programs in {**right, **wrong}.items()}
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Programs of three ranks and of five."""
     return [Case.of(1, among=3), Case.of(1, among=5)]
 

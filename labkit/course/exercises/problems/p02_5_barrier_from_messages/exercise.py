@@ -1,8 +1,6 @@
 """02.5: a barrier from messages alone, in as many rounds as the number of ranks has bits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ def barrier_of_messages(group: Group) -> None:
         step *= 2
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks."""
     return [Case.of(4), Case.of(5), Case.of(3).among(Case.of(6), Case.of(7)), Case.of(2), Case.of(1)]
 
@@ -105,26 +103,6 @@ def too_many(record: RunRecord) -> Complaint | None:
     return Complaint(f"at most {most} of each rank", seen, sent.index(max(sent)))
 
 
-TREE = """
-import torch
-from labkit import Group
-
-
-def barrier_of_messages(group: Group) -> None:
-    n, me, step, token = group.size, group.rank, 1, torch.empty(0, device=group.device)
-    while step < n and me % (2 * step) == 0:
-        if me + step < n:
-            group.recv(me + step)
-        step *= 2
-    if me:
-        group.send(token, me - step).wait()
-        group.recv(me - step)
-    while step > 1:
-        step //= 2
-        if me + step < n:
-            group.send(token, me + step).wait()
-"""
-
 PROBLEM = exercise(
     __name__,
     barrier_of_messages,
@@ -142,7 +120,6 @@ PROBLEM = exercise(
         "messages of a barrier over all ranks, no more than 2 (n-1)",
         lambda record: sum(event.kind == "message" for event in record.events) / BARRIERS,
         lambda case: 2 * (case.n_ranks - 1),
-        TREE,
-        "messages",
+        unit="messages",
     ),
 )

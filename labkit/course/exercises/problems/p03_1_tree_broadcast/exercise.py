@@ -1,9 +1,6 @@
 """03.1: a broadcast in few rounds: whoever has the tensor passes it on."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ def tree_broadcast(x: Tensor, group: Group, source: int) -> Tensor:
     return x
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks, and sources that are not rank 0: a star and a tree differ from 4 ranks on."""
     return [
         Case.of(4, source=1, rows=3, width=5),

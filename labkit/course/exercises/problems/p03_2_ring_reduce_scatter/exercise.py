@@ -1,9 +1,5 @@
 """03.2: a reduce-scatter from send and recv alone, on a ring."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -25,7 +21,7 @@ def ring_reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return parts[me]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks."""
     return [
         Case.of(2, rows=3, width=5),

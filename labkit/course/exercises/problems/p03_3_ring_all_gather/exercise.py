@@ -1,9 +1,5 @@
 """03.3: an all-gather from send and recv alone, on a ring."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -26,7 +22,7 @@ def ring_all_gather(x: Tensor, group: Group) -> Tensor:
     return torch.cat(parts)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; parts of 50 KB and more, so that what is held can be told from a message's scratch."""
     return [
         Case.of(3, rows=300, width=60),
@@ -77,20 +73,5 @@ PROBLEM = exercise(
         "each part lands where it belongs, so that a rank holds the result once and little else",
         highest_peak,
         lambda case: whole(case) + SLACK_BYTES,
-        """
-import torch
-from torch import Tensor
-from labkit import Group
-
-def ring_all_gather(x: Tensor, group: Group) -> Tensor:
-    n, me = group.size, group.rank
-    out = x.new_empty(n * x.shape[0], x.shape[1])
-    parts = out.chunk(n)
-    parts[me].copy_(x)
-    for step in range(n - 1):
-        give, take = (me - step) % n, (me - step - 1) % n
-        group.exchange(parts[give], to=(me + 1) % n, source=(me - 1) % n, into=parts[take])
-    return out
-""",
     ),
 )

@@ -1,9 +1,6 @@
 """03.5: an all-gather of parts whose lengths nobody knows, with collectives that want the same shape everywhere."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +26,7 @@ def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(gathered, lengths, strict=True)])
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks; in the first a rank in the middle has no rows. In the second, rows are so many that bf16,
     the dtype of the rows, has no number for them."""
     return [
@@ -92,18 +89,5 @@ PROBLEM = exercise(
         "nothing that was only filled up travels: n - 1 times the counts and the rows that there are",
         carried,
         lambda case: (case.n_ranks - 1) * (case.n_ranks * COUNT_BYTES + sum(lengths_of(case)) * row_bytes(case)),
-        """
-import torch
-from torch import Tensor
-from labkit import Group
-
-def ragged_all_gather(x: Tensor, group: Group) -> Tensor:
-    lengths = group.all_gather(torch.tensor([len(x)], device=group.device))
-    parts = []
-    for source, length in enumerate(lengths):
-        room = x if source == group.rank else x.new_empty(int(length), x.shape[1])
-        parts.append(group.broadcast(room, source=source))
-    return torch.cat(parts)
-""",
     ),
 )

@@ -1,9 +1,7 @@
 """03.6: a check that sees only messages, and says whether an all-reduce is a ring's."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from labkit.course.exercises.exercise import Case, exercise
 from labkit.course.exercises.learner_tests import told_apart
@@ -120,7 +118,7 @@ def smallest(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
     }
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Rings of 4 and 8 ranks, of which every wrong one differs from the right one, and the smallest ones."""
     return [Case.of(1, n=4), Case.of(1, n=8), Case.of(1, n=1)]
 

@@ -1,10 +1,7 @@
 """03.7: from which size on a ring is the faster all-reduce, in closed form."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
@@ -42,7 +39,7 @@ def links(case: Case) -> dict[str, tuple[int, float, float]]:
     }
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Numbers of ranks that are powers of two and that are not."""
     return [Case.of(1, ranks=(4, 6, 100, 1, 2, 3)), Case.of(1, ranks=(5, 7, 8, 9, 64, 1000))]
 

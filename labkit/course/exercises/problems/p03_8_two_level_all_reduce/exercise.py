@@ -1,8 +1,5 @@
 """03.8: an all-reduce that knows which ranks share a machine, and crosses between machines as little as it can."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +23,7 @@ def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> Tensor:
     return inside.all_gather(part)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """`nodes` nodes of `each` ranks, among them one node alone and nodes of one rank."""
     return [
         Case.of(4, nodes=2, each=2, rows=3, width=5),

@@ -1,8 +1,5 @@
 """04.1: the gradient of a batch that does not fit, in micro-batches."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ def backward_in_parts(model: nn.Module, x: Tensor, y: Tensor, n_micro: int) -> T
     return total
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Many parts, where holding all of them costs most; and one."""
     return [
         Case.of(1, torch.float64, rows=320, n_micro=8),

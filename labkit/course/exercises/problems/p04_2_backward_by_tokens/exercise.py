@@ -1,7 +1,5 @@
 """04.2: micro-batches and ranks of different length, and a gradient in which every token weighs the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

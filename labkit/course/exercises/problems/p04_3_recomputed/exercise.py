@@ -1,7 +1,5 @@
 """04.3: a checkpoint: a block that keeps its input, and runs again when backward asks for the rest."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

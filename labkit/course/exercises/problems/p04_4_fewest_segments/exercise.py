@@ -1,10 +1,7 @@
 """04.4: into how few segments a stack of blocks must be cut to fit under a cap."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
@@ -68,7 +65,7 @@ def stacks(case: Case) -> dict[str, Stacked]:
     return named
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Few stacks, then more."""
     return [Case.of(1, n_stacks=8), Case.of(1, n_stacks=40)]
 

@@ -1,10 +1,7 @@
 """04.5: which activations to drop, so that the rest fits under a cap and as little as possible is computed again."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.comm.group import Group
@@ -53,7 +50,7 @@ def blocks(case: Case) -> dict[str, tuple[Held, int]]:
     return named | {"no room at all": (held, 0), "room for everything": (held, sum(n_bytes for n_bytes, _ in held))}
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """A few blocks, then more."""
     return [Case.of(1, n_blocks=6), Case.of(1, n_blocks=20)]
 

@@ -1,9 +1,7 @@
 """05.1: which gradients fp16 loses, before a loss scale and after."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,7 +34,7 @@ def underflow_shares(grads: Mapping[str, Tensor], scale: float) -> dict[str, lis
     return shares
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Gradients of several sizes, each with a scale."""
     return [
         Case.of(1, sizes=((30, 7), (211,), (5, 4), (40,)), log2_scale=10),

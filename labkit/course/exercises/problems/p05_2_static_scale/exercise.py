@@ -1,10 +1,7 @@
 """05.2: the largest power of two that a loss may be multiplied by."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +25,7 @@ def static_scale(grads: list[Tensor]) -> float:
     return 2.0 ** math.floor(math.log2(torch.finfo(torch.float16).max / largest))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Gradients around some power of two; the last ones need a scale that float32 does not hold."""
     return [Case.of(1, log2=-19), Case.of(1, log2=-6), Case.of(1, log2=-30), Case.of(1, log2=-120)]
 

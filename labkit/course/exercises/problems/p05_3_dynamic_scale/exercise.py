@@ -1,9 +1,6 @@
 """05.3: a loss scale that finds its own size."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ class DynamicScale:
         return not overflow
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Scales that begin far too high or far too low, one of them no power of two; rows of one step; ceilings far above
     2^24 and below 1."""
     return [

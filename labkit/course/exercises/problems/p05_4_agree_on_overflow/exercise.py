@@ -1,10 +1,8 @@
 """05.4: ranks that hold different shards skip a step together, or not at all."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ def agreed_step(weights: list[Tensor], grads: list[Tensor], scale: float, lr: fl
     return True
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(3, shapes=((40, 5), (7,), (300,))),

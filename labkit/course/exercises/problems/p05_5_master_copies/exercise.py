@@ -1,8 +1,6 @@
 """05.5: narrow parameters, stepped through float32 copies."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +36,7 @@ class MasterCopies:
             master.grad = None
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """bfloat16 and float16; tensors so large that copies of them show in the pages of a process."""
     return [
         Case.of(1, torch.bfloat16, shapes=((600, 1000), (33,), (7, 400))),

@@ -1,8 +1,5 @@
 """05.7: a scale for each block of a matrix."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ def quantized(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return codes.to(torch.float8_e4m3fn).float(), scales
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Whole blocks, ragged ones, and a matrix smaller than a block."""
     return [
         Case.of(1, m=6, k=32, rows=1, columns=8),

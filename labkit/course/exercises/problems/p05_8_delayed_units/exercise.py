@@ -1,8 +1,5 @@
 """05.8: scales of 8-bit copies that come from earlier steps, the same on all ranks."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +37,7 @@ class DelayedUnits:
         self.seen = 0.0
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Histories of several steps and of one."""
     return [Case.of(3, length=3), Case.of(1, length=4), Case.of(2, length=1)]
 

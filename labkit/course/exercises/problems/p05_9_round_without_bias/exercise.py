@@ -1,8 +1,5 @@
 """05.9: rounding to 4 bits whose mean is the number itself."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +24,7 @@ def rounded(x: Tensor, noise: Tensor) -> Tensor:
     return ((whole + up) * step).copysign(x)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Small and large numbers, in tensors of one to three dimensions."""
     return [Case.of(1, reach=6.0, shape=(40, 7)), Case.of(1, reach=1.0, shape=(280,)),
             Case.of(1, reach=2.5, shape=(4, 10, 7))]  # fmt: skip

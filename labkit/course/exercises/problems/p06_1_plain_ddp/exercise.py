@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="arg-type"
 # (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ class PlainDDP:
                 p.grad = self.group.all_reduce(p.grad, "mean")
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(3, torch.float64, rows=5, widths=(7, 11, 2)),

@@ -1,9 +1,6 @@
 """06.3: which gradients travel together."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ def reverse_buckets(params: list[Tensor], most: int) -> list[list[int]]:
     return buckets
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Large and small buckets."""
     return [Case.of(1, most=800, count=24), Case.of(1, most=96, count=12), Case.of(1, most=20_000, count=9)]
 

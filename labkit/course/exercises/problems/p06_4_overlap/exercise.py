@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="arg-type,var-annotated"
 # (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +38,7 @@ class OverlappedDDP:
         self.works.clear()
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 3 ranks; the last layer is the largest."""
     return [
         Case.of(3, torch.float64, rows=4, widths=(5, 13, 17, 9)),

@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="arg-type,var-annotated"
 # (the learner's text carries no comments for the type checker; p.grad may be None by its type, but not after backward)
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -51,7 +49,7 @@ class QuietDDP:
         self.works.clear()
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(3, torch.float64, rows=2, micro=4, widths=(5, 13, 9)),

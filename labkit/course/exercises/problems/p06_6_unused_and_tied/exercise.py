@@ -2,10 +2,7 @@
 
 # mypy: disable-error-code="arg-type"
 # (the learner's text carries no comments for the type checker)
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ def average_used(params: list[Tensor], group: Group) -> None:
             p.grad = group.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks. `tied`: which of the parameters stands at the end of the list once more."""
     return [
         Case.of(3, torch.float64, sizes=(70, 40, 95, 33, 58, 44), tied=0, some=False),
@@ -97,19 +94,6 @@ PROBLEM = exercise(
         "two collectives in all, however many parameters there are",
         most_calls,
         lambda case: 2 * (case.n_ranks > 1),
-        best="""\
-import torch
-
-
-def average_used(params, group):
-    own = list(dict.fromkeys(params))
-    used = group.all_reduce(torch.tensor([p.grad is not None for p in own], device=group.device).float(), "max")
-    own = [p for p, anywhere in zip(own, used) if anywhere]
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
-    mean = group.all_reduce(flat, "mean")
-    for p, part in zip(own, mean.split([p.numel() for p in own])):
-        p.grad = part.view(p.shape).clone()
-""",
         unit="collectives",
     ),
 )

@@ -1,9 +1,6 @@
 """07.1: which elements of which parameters a rank owns, by arithmetic alone."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, silent
@@ -28,7 +25,7 @@ def owned_windows(sizes: list[int], group: Group) -> list[tuple[int, int, int]]:
     return pieces
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks; with three tiny parameters the last rank may own nothing. `even`: n divides the sum."""
     return [
         Case.of(3, params=7, most=900),

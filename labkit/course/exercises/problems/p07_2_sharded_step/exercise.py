@@ -1,8 +1,6 @@
 """07.2: an optimizer whose state is kept once over all ranks, and not once on each."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ class ShardedOptimizer:
             p.data.copy_(self.group.broadcast(p.data, source=i % self.group.size))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; the sizes are such that the shards differ."""
     return [
         Case.of(3, sizes=(240_000, 16_000, 180_000, 64_000, 70)).among(

@@ -1,9 +1,6 @@
 """07.3: the updated shards of all ranks become the parameters again."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +25,7 @@ def gather_weights(shard: Tensor, shapes: list[tuple[int, ...]], group: Group) -
     return [window.view(shape) for window, shape in zip(windows, shapes, strict=True)]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks, none of which divides the number of elements."""
     return [
         Case.of(3, shapes=[(90, 110), (77,), (110, 61), (3, 5, 7), ()]),

@@ -1,7 +1,5 @@
 """07.4: a check that tells a sharded optimizer from one that only gives the right weights."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +36,7 @@ def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
     return bool((owners == 1).all())
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Reports of four ranks and of three. Nothing is sent, so the test itself runs on one rank."""
     return [Case.of(1, n=4, numel=1003), Case.of(1, n=3, numel=500)]
 

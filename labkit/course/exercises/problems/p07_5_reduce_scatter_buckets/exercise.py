@@ -1,7 +1,5 @@
 """07.5: ZeRO-2: gradients leave bucket by bucket while backward goes on, and only a part comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -55,7 +53,7 @@ def shard_gradients(buckets: list[list[Tensor]], group: Group) -> dict[int, Tens
     return shards
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; a bucket holds the weights of one or more consecutive layers."""
     return [
         Case.of(3, width=512, buckets=(1, 1, 1, 1, 1, 1, 1, 1)),
@@ -168,28 +166,5 @@ PROBLEM = exercise(
         ),
         order("each bucket is on its way before the bucket below has its first gradient", at_once),
     ),
-    star=Star(
-        "bytes held at the peak, over all ranks",
-        highest_peak,
-        lambda case: most(case, 2.3),
-        """
-import torch
-
-
-def shard_gradients(buckets, group):
-    shards = {}
-    for b, bucket in enumerate(buckets):
-        def ready(_, b=b, bucket=bucket):
-            if all(p.grad is not None for p in bucket):
-                size, at = sum(p.numel() for p in bucket), 0
-                flat = torch.zeros(size + -size % group.size)
-                for p in bucket:
-                    flat[at : at + p.numel()] = p.grad.flatten()
-                    at, p.grad = at + p.numel(), None
-                shards[b] = group.reduce_scatter(flat, op="mean")
-        for p in bucket:
-            p.register_post_accumulate_grad_hook(ready)
-    return shards
-""",
-    ),
+    star=Star("bytes held at the peak, over all ranks", highest_peak, lambda case: most(case, 2.3)),
 )

@@ -1,9 +1,6 @@
 """07.6: what ZeRO-1 and ZeRO-2 hold and send for gradients, and when 2 needs more than 1."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
@@ -32,7 +29,7 @@ def gradient_peak_and_sent(stage: int, buckets: list[int], n_ranks: int, n_micro
     return peak, sent
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Many buckets, one bucket, one micro-batch, one rank."""
     return [
         Case.of(1, ranks=4, micros=3, buckets=6),

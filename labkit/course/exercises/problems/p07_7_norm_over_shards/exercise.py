@@ -1,8 +1,5 @@
 """07.7: the norm of gradients that nobody has whole, and clipping by it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ def clip_sharded_(shard: Tensor, n_real: int, replicated: list[Tensor], max_norm
     return norm
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; in one of them the norm is below `max_norm`, so that nothing is scaled, and in one the
     last rank has no real element."""
     return [

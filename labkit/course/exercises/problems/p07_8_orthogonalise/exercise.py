@@ -1,8 +1,5 @@
 """07.8: the Newton-Schulz iteration of Muon."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ def newton_schulz(u: Tensor, steps: int) -> Tensor:
     return x.T if tall else x
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Wide, tall, square and long thin matrices; one of zeros, one whose norm is below 1e-7; one step and none."""
     return [
         Case.of(1, torch.float64, rows=7, cols=12, steps=5, size=3.0),

@@ -1,7 +1,5 @@
 """07.9: whole matrices on one owner each: assign, gather, work, and give back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,9 +1,6 @@
 """08.1: a unit's parameters become one flat shard, and whole again."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +36,7 @@ class FlatUnit:
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(3, shapes=[(640, 640), (64,), (641, 640), ()]),

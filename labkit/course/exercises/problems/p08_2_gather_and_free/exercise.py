@@ -1,8 +1,6 @@
 """08.2: a forward pass in which one unit is whole at a time, though autograd would keep them all."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +31,7 @@ def forward_unit_by_unit(
     return x
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(3, width=810, units=6),

@@ -1,7 +1,5 @@
 """08.3: backward gathers a unit once more, and its gradient goes where its shard is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """08.4: the next unit travels while this one computes, and no more than the next."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,7 +121,7 @@ def in_turn(record: RunRecord) -> Complaint | None:
     return None
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Those of 08.2, and a model of a single unit, behind which nothing is left to be gathered."""
     return [*cases_of_units(), Case.of(2, width=800, units=1)]
 

@@ -1,8 +1,6 @@
 """08.5: shards that n ranks saved are loaded by m ranks."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ def load_resharded(read: Callable[[int], Tensor], n_saved: int, numel: int, grou
     return fresh
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """From more ranks to fewer, from fewer to more, and to as many; no number of ranks divides the row."""
     return [
         Case.of(3, saved=5, numel=60_004),

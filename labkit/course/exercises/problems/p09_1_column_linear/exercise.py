@@ -1,8 +1,5 @@
 """09.1: a linear layer cut by its outputs."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +30,7 @@ class ColumnLinear:
         return x @ self.weight.T + self.bias
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; `each` outputs a rank, once so many that the biases of others show, too."""
     return [
         Case.of(3, each=40, inputs=200, rows=5),

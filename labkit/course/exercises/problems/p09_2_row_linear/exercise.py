@@ -1,9 +1,5 @@
 """09.2: a linear layer cut by its inputs."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -21,7 +17,7 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> 
     return y if bias is None else y + bias
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; inputs that n does not divide, in the last fewer of them than ranks."""
     return [
         Case.of(3, torch.float64, rows=4, inputs=11, outputs=6, bias=True),

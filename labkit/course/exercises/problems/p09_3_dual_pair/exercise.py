@@ -1,9 +1,6 @@
 """09.3: the two ends of a tensor-parallel region, each the other's backward."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,7 +47,7 @@ class DualPair:
             return grad, None
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; hidden numbers that n does not divide; rows, and sequences of them."""
     return [
         Case.of(3, torch.float64, rows=(6,), width=5, hidden=8, outputs=3),

@@ -1,8 +1,6 @@
 """09.4: a gated MLP, cut over ranks, with one all-reduce forward and one backward."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +30,7 @@ def tp_gated_mlp(
     return g(hidden @ down.T) + bias
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; hidden widths that n does not divide."""
     return [
         Case.of(3, torch.float64, rows=6, width=5, hidden=8),

@@ -1,7 +1,5 @@
 """09.5: attention, cut by heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ def head_shard(qkv: Tensor, out: Tensor, n_head: int, group: Group) -> tuple[Ten
     return torch.cat(parts), out.chunk(group.size, dim=1)[group.rank]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; `odd` are numbers of heads that divide the width but that more than one rank cannot
     share evenly: more of them than ranks, and fewer."""
     return [

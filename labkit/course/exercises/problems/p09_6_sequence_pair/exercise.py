@@ -1,8 +1,5 @@
 """09.6: the ends of a tensor-parallel region when positions are cut outside of it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +49,7 @@ class SequencePair:
             return ctx.group.all_gather(grad), None
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; `each` positions a rank."""
     return [
         Case.of(3, each=20, width=320, hidden=18),

@@ -1,8 +1,5 @@
 """10.1: a model cut by layers, and one batch that goes through it and back."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +35,7 @@ def naive_step(stage: nn.Module, x: Tensor | None, target: Tensor | None, group:
     return loss
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; `widths` of x, of what flows between ranks, and of the output."""
     return [
         Case.of(3, torch.float64, rows=4, widths=(5, 7, 3, 2)),

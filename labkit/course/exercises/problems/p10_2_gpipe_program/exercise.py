@@ -1,7 +1,5 @@
 """10.2: the program of a rank under GPipe. `conveyor` runs the programs of this exercise and of 10.3."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """10.3: the program of a rank under 1F1B."""
 
-from __future__ import annotations
-
 from labkit.course.exercises.exercise import exercise, order
 from labkit.course.exercises.problems.p10_2_gpipe_program.exercise import (
     answer,

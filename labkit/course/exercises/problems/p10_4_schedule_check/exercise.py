@@ -1,9 +1,6 @@
 """10.4: a check that tells schedules that can be run from those that cannot."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 from labkit.course.exercises.exercise import Case, exercise
@@ -42,7 +39,7 @@ def schedule_can_run(schedule: Schedule) -> bool:
     return True
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Pipelines of 2 to 4 ranks."""
     return [Case.of(1, ranks=2), Case.of(1, ranks=3), Case.of(1, ranks=4)]
 

@@ -1,7 +1,5 @@
 """10.5: layers of different costs, cut into stages."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -33,7 +31,7 @@ def balanced_cut(costs: list[float], n_stages: int) -> list[int]:
     return list(cheapest(0, n_stages)[1])
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Models whose last layer is costly, as a head over a large vocabulary is, models of many layers and of few."""
     return [
         Case.of(1, layers=9, stages=3, last=3.5),

@@ -1,8 +1,5 @@
 """10.6: a schedule of one's own, which is to be shorter than 1f1b and to hold no more."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, Star, exercise, order
@@ -31,7 +28,7 @@ def better_than_1f1b(n_ranks: int, n_micro: int) -> list[list[Action]]:
     return programs
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Four ranks and eight micro-batches, pipelines of other sizes, and one with as many micro-batches as ranks."""
     return [
         Case.of(1, p=4, m=8),
@@ -114,25 +111,6 @@ def cost(record: RunRecord) -> float:
     return units(schedule) if schedule else float(usual(record.case))
 
 
-BEST = """
-from labkit import Action
-
-def better_than_1f1b(n_ranks, n_micro):
-    programs = []
-    for rank in range(n_ranks):
-        ahead = n_ranks - 1 - rank
-        program, due = [Action("F", rank, i) for i in range(ahead)], []
-        for i in range(n_micro):
-            if ahead + i < n_micro:
-                program.append(Action("F", rank, ahead + i))
-            program.append(Action("B", rank, i))
-            due.append(Action("W", rank, i))
-            if len(due) > rank:
-                program.append(due.pop(0))
-        programs.append(program + due)
-    return programs
-"""
-
 PROBLEM = exercise(
     __name__,
     better_than_1f1b,
@@ -146,7 +124,6 @@ PROBLEM = exercise(
         "units of the step; p - 1 + 3 m, 27 here, are the least that any order of one stage a rank can take",
         cost,
         lambda case: float(least(case)),
-        BEST,
-        "units",
+        unit="units",
     ),
 )

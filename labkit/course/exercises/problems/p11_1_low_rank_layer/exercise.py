@@ -1,8 +1,5 @@
 """11.1: a frozen linear layer and a correction of low rank beside it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ class LowRankLinear(nn.Module):
         return self.linear(x) + self.scale * (x @ self.A.T @ self.B.T)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """With and without a bias, wide and narrow."""
     return [
         Case.of(1, inputs=300, outputs=200, rank=4, alpha=10.0, bias=True),

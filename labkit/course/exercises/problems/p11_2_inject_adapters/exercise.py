@@ -1,9 +1,6 @@
 """11.2: find the linear layers that are to have an adapter, and put an adapter in the place of each."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ def inject_adapters(model: nn.Module, targets: list[str], rank: int, alpha: floa
     return len(places)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Trees of some depth; the first has a linear of a target's name directly in the model."""
     return [
         Case.of(1, targets=["query", "value"], depth=3, rank=2, alpha=6.0),

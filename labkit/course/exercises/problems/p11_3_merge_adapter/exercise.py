@@ -1,8 +1,5 @@
 """11.3: the correction goes into the weight, and out again."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +47,7 @@ class MergingLoRA:
             self.aside = None
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Weights in float32 and bf16."""
     return [
         Case.of(1, torch.bfloat16, inputs=40, outputs=24, rank=4, alpha=6.0),

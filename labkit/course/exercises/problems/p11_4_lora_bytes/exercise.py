@@ -1,9 +1,6 @@
 """11.4: what a step with LoRA holds, by arithmetic."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ def lora_bytes(
     }
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Sizes of real and of odd models."""
     return [
         Case.of(1, blocks=3, width=24, targets=["query", "value"], rank=3, frozen_bytes=2),

@@ -1,8 +1,5 @@
 """11.5: data parallelism with LoRA: only what trains is sent."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +25,7 @@ def reduce_adapter_grads(model: nn.Module, group: Group) -> None:
         p.grad = mean.view_as(p)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; `skips` is how many ranks do not use the last adapter. With `whole`, the linear in front
     of it trains as it is, without an adapter."""
     return [

@@ -1,9 +1,6 @@
 """12.1: the position of a rank on three axes, and the rank at a position."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +29,7 @@ class RankGrid:
         return (dp * self.pp + pp) * self.tp + tp
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Three axes of different sizes, in several orders; axes of one rank; axes that are alike."""
     return [
         Case.of(1, sizes=order)

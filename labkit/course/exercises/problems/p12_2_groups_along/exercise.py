@@ -1,9 +1,6 @@
 """12.2: all groups of ranks along an axis."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import torch
 
@@ -21,7 +18,7 @@ def groups_along(axis: str, dp: int, pp: int, tp: int) -> list[list[int]]:
     return [[first + k * step for k in range(size)] for first in firsts]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Each axis, of different sizes; axes of one rank."""
     return [
         Case.of(1, axis="pp", ones=()),

@@ -1,8 +1,5 @@
 """12.4: one step under data and pipeline parallelism: gradients of a stage are averaged over its copies, once."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +38,7 @@ def dp_pp_step(stage: nn.Module, micros: list[Tensor], targets: list[Tensor], me
         work.wait()
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Two by two, either axis alone, and one rank. All stages have one shape: only their numbers differ."""
     return [
         Case.of(4, torch.float64, dp=2, pp=2, micros=4, rows=2, width=5),

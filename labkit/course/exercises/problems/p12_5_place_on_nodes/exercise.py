@@ -1,7 +1,5 @@
 """12.5: which ranks lie on which of two nodes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import combinations
@@ -33,7 +31,7 @@ def place_on_nodes(layout: Layout, sent: dict[str, int]) -> list[list[int]]:
     return [list(best), [rank for rank in ranks if rank not in best]]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Layouts, and their axes from the one that sends most to the one that sends least; `near`: they send nearly as
     much. tp does not always send most. In near cases it decides that a ring of two, too, crosses twice."""
     return [

@@ -1,9 +1,6 @@
 """13.1: the serial share of a job, from speed-ups that were measured."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +20,7 @@ def amdahl_fit(samples: list[tuple[int, float]]) -> float:
     return min(1.0, max(0.0, s))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Jobs with noise, without noise, and with much noise; in two of them some runs had equally many ranks."""
     return [
         Case.of(1, n_jobs=12, noise=0.1, sizes=(1, 2, 3, 4, 4, 8, 16)),

@@ -1,10 +1,7 @@
 """13.2: what most of a step's time goes to, from a trace of several ranks."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_alone, exercise
@@ -32,7 +29,7 @@ def exposed_bottleneck(trace: list[list[tuple[str, float, float]]]) -> tuple[str
     return most, seconds[most] / (last * len(trace))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Traces of a few ranks."""
     return [Case.of(1, n_traces=16, ranks=3), Case.of(1, n_traces=8, ranks=1), Case.of(1, n_traces=12, ranks=5)]
 

@@ -1,9 +1,6 @@
 """13.3: efficiency and MFU of runs, whether the batch grew with the ranks or not."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from fractions import Fraction
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
@@ -20,7 +17,7 @@ def scaling_report(runs: list[tuple[int, int, float]], n_params: float, peak_flo
     return [(rate / first, 6 * n_params * rate / peak_flops) for rate in rates]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Runs of both kinds; the smallest has one rank, or eight."""
     return [Case.of(1, n_jobs=8, least=8), Case.of(1, n_jobs=8, least=1)]
 

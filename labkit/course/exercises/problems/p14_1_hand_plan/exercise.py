@@ -1,9 +1,6 @@
 """14.1: what a rank of a plan holds between two steps, by hand."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.model.shape import ModelShape
@@ -28,7 +25,7 @@ def hand_plan(shape: ModelShape, layout: Layout, zero: int, rank: int) -> dict[s
     return {kind: width * (share if zero > place else n) for place, (kind, width) in enumerate(kinds.items())}
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Ranks of layouts of three axes, of two, and of none."""
     return [
         Case.of(1, n_plans=24, tp=(2, 4), pp=(2, 3, 5), dp=(2, 3, 7)),

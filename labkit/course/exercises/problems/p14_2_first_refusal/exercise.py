@@ -1,9 +1,6 @@
 """14.2: the first reason for which a plan is refused, with its number."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +37,7 @@ def first_refusal(shape: ModelShape, layout: Layout, recipe: Recipe, device_byte
     return next(((why, number) for why, number in asked.items() if number), ("", 0))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Plans of all kinds, then only plans in which everything divides."""
     return [Case.of(1, n_plans=48, divides=0.4), Case.of(1, n_plans=24, divides=1.0)]
 

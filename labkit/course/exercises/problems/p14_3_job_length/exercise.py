@@ -1,10 +1,7 @@
 """14.3: how long a job takes, from its flops."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from fractions import Fraction
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
@@ -26,7 +23,7 @@ def job_length(
     return step_s, seconds / 86400, seconds / 3600 * n_devices
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Models of the size of 70B, and short jobs in which the last step counts."""
     return [Case.of(1, n_jobs=16, steps=(3, 40)), Case.of(1, n_jobs=16, steps=(10_000, 1_000_000))]
 

@@ -1,7 +1,5 @@
 """14.4: which of several plans to take, by their memory and time."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

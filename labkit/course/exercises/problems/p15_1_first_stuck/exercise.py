@@ -1,10 +1,7 @@
 """15.1: from the calls of every rank, who leaves the others waiting, and where."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
@@ -27,7 +24,7 @@ def first_stuck(calls: list[list[str]]) -> tuple[int, list[int]]:
     return -1, []
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Jobs of several ranks."""
     return [Case.of(1, n_jobs=60, ranks=(3, 8)), Case.of(1, n_jobs=20, ranks=(1, 3))]
 

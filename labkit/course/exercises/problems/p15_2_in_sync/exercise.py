@@ -1,9 +1,6 @@
 """15.2: a test that ranks hold the same weights, from their fingerprints."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +22,7 @@ def in_sync(prints: Tensor) -> bool:
     return bool((apart <= 1e-5 * prints.abs().amax(1)).all() and prints.isfinite().all())
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Four ranks, two, and many."""
     return [Case.of(1, torch.float64, ranks=4), Case.of(1, torch.float64, ranks=2), Case.of(1, torch.float64, ranks=8)]
 

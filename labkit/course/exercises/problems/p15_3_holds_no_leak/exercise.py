@@ -1,7 +1,5 @@
 """15.3: a test that memory does not leak, from the bytes that are live after each step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

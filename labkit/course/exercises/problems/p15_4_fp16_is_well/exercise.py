@@ -1,9 +1,7 @@
 """15.4: a watchdog for fp16, from loss scales and histograms of gradients."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from labkit.course.exercises.exercise import Case, exercise
@@ -30,7 +28,7 @@ def fp16_is_well(steps: list[tuple[float, int, dict[int, int]]]) -> bool:
     return 10 * sum(skipped) <= len(late) and not in_a_row and min(scales) >= 1 and max(lost, default=1) < 0.05
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """A short job and a longer one."""
     return [Case.of(1, centre=-6, steps=60), Case.of(1, centre=-4, steps=70)]
 

@@ -1,10 +1,7 @@
 """15.5: the slow rank, and not those that wait for it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 
@@ -22,7 +19,7 @@ def straggler(trace: list[list[tuple[float, float, float]]]) -> int:
     return rank if times > len(last) / 2 else -1
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Jobs of several ranks."""
     return [Case.of(1, n_jobs=40, ranks=(3, 8)), Case.of(1, n_jobs=12, ranks=(2, 4))]
 

@@ -1,10 +1,8 @@
 """15.7: early stopping that all ranks obey, decided by one."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +37,7 @@ def stop_together(
     return most
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks: the most steps, and for each of two jobs the steps between which its last improvement
     lies. With `blind` job 1 begins with nan."""
     return [

@@ -1,9 +1,6 @@
 """16.1: scores of attempts, by the rules of the referee."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +30,7 @@ def ranked_attempts(
     return sorted(scores, key=lambda entry: entry[1]), sorted(refused)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Boards of attempts."""
     return [Case.of(1, torch.float64, n_boards=3, ranks=4), Case.of(1, torch.float64, n_boards=4, ranks=2)]
 

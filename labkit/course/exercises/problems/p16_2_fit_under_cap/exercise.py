@@ -1,7 +1,5 @@
 """16.2: of all ways to train, the one with the best score under a cap."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -47,7 +45,7 @@ class Job(NamedTuple):
     cap: float = 0.0
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Jobs on few ranks, most of them no power of two."""
     return [Case.of(1, n_jobs=12, ranks=(6, 6, 10, 6, 12)), Case.of(1, n_jobs=6, ranks=(1, 4, 9, 6))]
 

@@ -1,10 +1,7 @@
 """16.3: a parameter, put together from what the ranks hold."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +36,7 @@ def put_together(shape: tuple[int, ...], pieces: list[tuple[int, int, Tensor]]) 
     return whole, int((~known).sum()), int(differs.sum())
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Parameters in two dtypes, and whole numbers, such as counts of tokens."""
     return [Case.of(1, n_params=24), Case.of(1, torch.float64, n_params=12), Case.of(1, torch.int64, n_params=8)]
 

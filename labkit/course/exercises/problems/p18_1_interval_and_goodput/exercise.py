@@ -1,7 +1,5 @@
 """18.1: Young's interval between checkpoints, and the share of the time that it leaves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

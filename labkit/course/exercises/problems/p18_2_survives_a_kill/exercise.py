@@ -1,9 +1,6 @@
 """18.2: a checkpoint that is whole or not there, whenever the power goes."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from labkit.comm.group import Group
@@ -98,7 +95,7 @@ class Disk:
             raise PowerCut
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Runs that save several times. In the second, steps have more and more digits; in the third, names do."""
     return [
         Case.of(1, first=1, every=1, n_saves=6),

@@ -1,9 +1,6 @@
 """18.3: find the rank whose sum of gradients is not what the others have, by a checksum."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +23,7 @@ def corrupt_ranks(summed: Tensor, group: Group) -> list[int]:
     return [rank for rank, own in enumerate(sums) if own != common]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 3 to 5 ranks in which a device flips a bit or mixes up two numbers; some in which two devices do, and
     one where none does."""
     return [

@@ -1,8 +1,5 @@
 """18.4: DiLoCo's outer step, Nesterov SGD on the mean difference of weights."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ class OuterStep:
         return self.anchor.clone()
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks."""
     return [
         Case.of(2, torch.float64, numel=24),

@@ -1,7 +1,5 @@
 """19.1: from a router's logits to rows that lie in the order of their experts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from random import Random
@@ -43,7 +41,7 @@ def route_and_permute(x: Tensor, logits: Tensor, k: int, capacity: float | None)
     return x[order // k], counts, weights.flatten()[order]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """One to three experts a token, with and without a capacity, and with none at all; nobody wants the last expert."""
     return [
         Case.of(1, k=3, capacity=None, tokens=9, experts=6, width=3),

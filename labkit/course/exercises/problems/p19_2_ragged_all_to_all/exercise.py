@@ -1,8 +1,5 @@
 """19.2: an all-to-all of parts of any length, from messages."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +25,7 @@ def ragged_all_to_all(x: Tensor, send_rows: list[int], receive_rows: list[int], 
     return torch.cat(came)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 5 ranks. `rows` are those from rank i (a line) to rank j. In the second, rank 1 gets none at all,
     and rank 2 sends none."""
     return [

@@ -1,7 +1,5 @@
 """19.3: tokens travel to the ranks that hold their experts, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -43,7 +41,7 @@ def dispatch_and_combine(x: Tensor, chosen: Tensor, weights: Tensor, experts: li
     return torch.zeros_like(x).index_add(0, order // k, home * weights.flatten()[order, None])
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 5 ranks with a few experts each; `tokens` by rank, `unused` an expert that nobody wants."""
     return [
         Case.of(2, k=2, each=2, width=4, tokens=(5, 8), unused=None),

@@ -1,8 +1,5 @@
 """19.4: experts that stay balanced without a term in the loss."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -47,7 +44,7 @@ class BalancedRouter:
         self.load = torch.zeros_like(load)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 4 ranks; tokens of a micro-batch, steps, and micro-batches in a step. In the first, an expert gets
     no rows at all for a while (`starved`)."""
     return [

@@ -1,8 +1,6 @@
 """20.1: the online softmax: answers from blocks of keys become the answer from all keys."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,7 +35,7 @@ def merge_blocks(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     return mean, log_sum
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 5 ranks; `tokens` a rank, whose keys come in `pieces`; all scores of a head are near +-`far`, or
     apart by up to twice `tilt` of that: with it, the keys that a rank sees first are all that even heads look at, and
     what odd heads look away from.

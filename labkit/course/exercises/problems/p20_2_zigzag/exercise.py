@@ -1,8 +1,5 @@
 """20.2: a sequence of tokens in zigzag order: which tokens each rank holds, the cut, and the way back."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,7 +48,7 @@ class Zigzag:
         return whole[: self.length]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 5 ranks: sequences without padding, with some, with nothing else on a rank, and a large one."""
     return [
         Case.of(2, torch.float64, length=12, width=3),

@@ -1,7 +1,5 @@
 """20.3: ring attention, backward: keys and values go round again, and their gradients go with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +53,7 @@ def ring_backward(
     return grad_q, grads[0], grads[1]
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 7 ranks; sequences in order, where a rank sees nothing of some blocks, and in zigzag order, once
     with each part from its last token to its first; one with parts of different lengths. In the largest world, the
     blocks of all others do not fit beside one's work."""

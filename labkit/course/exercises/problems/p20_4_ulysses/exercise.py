@@ -1,8 +1,6 @@
 """20.4: Ulysses: tokens are exchanged for heads, and back."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,19 +10,6 @@ from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Inputs, Star, exercise, most_calls, peak, sends
 
 MOST_WHOLE, ROOM_BYTES = 6, 64 << 10
-BEST = """
-import torch
-
-def ulysses(q, k, v, attend, group):
-    n, key_heads = group.size, len(k)
-    if len(q) % n or max(n, key_heads) % min(n, key_heads):
-        raise ValueError(f"{len(q)} and {key_heads} heads cannot be dealt out to {n} ranks")
-    k, v = (x.repeat_interleave(max(1, n // key_heads), dim=0) for x in (k, v))
-    dealt = torch.cat([x.unflatten(0, (n, -1)) for x in (q, k, v)], dim=1)
-    whole = group.all_to_all(dealt).transpose(0, 1).flatten(1, 2)
-    y = attend(*whole.split([len(x) // n for x in (q, k, v)]))
-    return group.all_to_all(y.unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1))
-"""
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor], group: Group) -> Tensor:
@@ -48,7 +33,7 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor], grou
     return group.all_to_all(y.unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Worlds of 1 to 6 ranks, with more key heads than ranks and fewer; some that cannot be; `tokens` a rank."""
     return [
         Case.of(2, torch.float64, heads=12, key_heads=4, tokens=3, width=5),
@@ -140,5 +125,5 @@ PROBLEM = exercise(
         ),
         peak(most, "a rank holds whole sequences of its own heads only"),
     ),
-    star=Star("q, k and v can be dealt out at once", most_calls, lambda case: 2, BEST, "collectives"),
+    star=Star("q, k and v can be dealt out at once", most_calls, lambda case: 2, unit="collectives"),
 )

@@ -1,7 +1,5 @@
 """21.1: attention of new tokens, which meet the keys and values that are kept of old ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +33,7 @@ def attend_cached(query: Tensor, key: Tensor, value: Tensor, cache: tuple[Tensor
     return torch.einsum("bkgts,bksw->bkgtw", shares, values[:, :, :end]).reshape(b, h, t, w)
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Prompts with nothing before them, long caches, one token and several at once; key heads shared and not; scores
     near +-`far`, of which exp is inf or 0."""
     return [

@@ -1,8 +1,5 @@
 """21.2: who sends which part of a matrix to whom, so that its layout over ranks becomes another one."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -43,7 +40,7 @@ def reshard_plan(
     return moves
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Rows to columns on the same ranks; copies on either side; trainers and generators on ranks of their own.
 
     `have` and `want` are (parts of rows, parts of columns, first rank, ranks); more ranks than parts hold copies.

@@ -1,9 +1,6 @@
 """21.3: the most sequences that generate at once within the memory and within a time for each token."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -33,7 +30,7 @@ def largest_batch(
     return max(0, math.floor(min(in_memory, reading, computing)))
 
 
-def cases() -> Sequence[Case]:
+def cases() -> list[Case]:
     """Jobs in which memory, bytes, or arithmetic of products or of attention binds, or nothing fits; few key heads;
     short sequences, of which thousands run at once."""
     return [
