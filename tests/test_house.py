@@ -243,10 +243,7 @@ def environment_in_launch(path: str, text: str) -> list[str]:
         return []
     private = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
     aliases = {
-        alias.asname or alias.name
-        for node in nodes(text, ast.Import)
-        for alias in node.names
-        if alias.name == "os"
+        alias.asname or alias.name for node in nodes(text, ast.Import) for alias in node.names if alias.name == "os"
     }
     used = [
         (node.lineno, node.attr)
@@ -279,9 +276,7 @@ def torch_private_in_one_file(path: str, text: str) -> list[str]:
     words_of_torch = {name.path.rpartition(".")[2] for name in private.NAMES if name.kind == private.WORD}
     used = [(line, name) for line, name in imports(path, text) if re.match(r"torch\.(.*\.)?_", name)]
     used += [
-        (node.lineno, node.attr)
-        for node in nodes(text, ast.Attribute)
-        if _hidden(node.attr) and node.attr not in own
+        (node.lineno, node.attr) for node in nodes(text, ast.Attribute) if _hidden(node.attr) and node.attr not in own
     ]
     for node in nodes(text, ast.Call):
         words = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
