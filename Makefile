@@ -4,7 +4,7 @@
 # make test      set everything up and test every part of labkit, in 12 minutes: two of the labs, each class of
 #                fault, a tenth of the mutants, one journey through JupyterLab
 # make rest      what make test leaves out: most labs, all labs with other numbers of ranks, all mutants, every widget in a
-#                browser, more
+#                browser, the documentation site, more
 # make test-all  everything, 40 minutes
 # make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
 #                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB

@@ -33,7 +33,8 @@ from tests.reference import stepping
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = GPTConfig(n_layer=4, d_model=16, n_head=4, seq=8, tied=False)
 GROUPED = replace(CONFIG, n_head=8, kv_heads=4, position="rotary")
-STEPS = 3
+STEPS = 2
+"""The second one steps with the state that the first has left, and with weights that were gathered anew."""
 DTYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # of weights; all others in fp32
 
 
@@ -43,7 +44,7 @@ def plain(model, recipe, number):
     return cross_entropy(model(tokens), targets)
 
 
-def one_process(config, recipe, loss_of=plain):
+def one_process(config, recipe, loss_of=plain, steps=STEPS):
     """Losses and weights of the plain loop. "amp" and "fp16" are autocast, as in torch's own recipe; in "bf16" the
     optimizer steps on fp32 copies of the weights, and the model computes with them rounded, in "fp8" with linears that
     tests/train/test_fp8.py holds against their definition."""
@@ -55,7 +56,7 @@ def one_process(config, recipe, loss_of=plain):
     masters = {name: p.detach().clone().float() if recipe.precision_law.is_narrow else p for name, p in params.items()}
     optimizers = stepping(masters, recipe)
     warmup, losses = Warmup(recipe.warmup_steps, start=1 / (recipe.warmup_steps + 1)), []
-    for number in range(STEPS):
+    for number in range(steps):
         model.zero_grad()
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = recipe.lr * warmup(number)
@@ -249,7 +250,7 @@ def test_muon_shampoo_and_few_key_heads_go_on_in_any_other_layout(config, more, 
     """Would catch momentum that is not saved, or put in place for another piece, an owner's state that does not come to
     the owner of another layout, and a key that is cut like a query."""
     recipe = recipe_of("zero1", "1f1b", "none", 2, **more)
-    wanted, found = one_process(config, recipe), []
+    wanted, found = one_process(config, recipe, steps=3), []
     for number, (strategy, sizes) in enumerate([("zero3", (3, 1, 2)), ("zero1", (2, 2, 1)), ("ddp", (1, 1, 4))]):
         recipe = recipe_of(strategy, "1f1b", "none", 2, **more)
 
@@ -312,10 +313,10 @@ def test_both_copies_of_a_stage_stay_bit_for_bit_the_same(strategy):
 
 
 @pytest.mark.rest
-def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth, tmp_path):
+def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(tmp_path):
     """Would catch state of one end that is saved for both, or loaded into one copy of a stage alone."""
     ways = [("zero1", "dualpipe", (2, 4)), ("zero3", "1f1b", (3, 1, 2)), ("zero2", "dualpipe", (1, 2, 2))]
-    found = []
+    wanted, found = one_process(CONFIG, recipe_of("ddp", "1f1b", "none", 1), steps=3), []
     for number, (strategy, schedule, sizes) in enumerate(ways):
         recipe = recipe_of(strategy, schedule, "none", 4)
 
@@ -329,7 +330,7 @@ def test_what_both_ends_have_trained_goes_on_in_any_other_layout_and_back(truth,
             return loss
 
         found.append(run_threads(one_step, Layout(*sizes).size)[0])
-    assert apart((found, checkpoints.state_dict(tmp_path / "step-000003")), truth) < 1e-12
+    assert apart((found, checkpoints.state_dict(tmp_path / "step-000003")), wanted) < 1e-12
 
 
 @pytest.mark.rest
@@ -549,10 +550,10 @@ def test_lower_precision_is_no_further_from_the_truth_than_one_process_is(strate
     off = max(abs(a - b) for a, b in zip(losses, truth[0], strict=True))
     natural = max(abs(a - b) for a, b in zip(alone[0], truth[0], strict=True))
     assert off <= 4 * natural + 16 * eps
-    # Weights: an AdamW step is at most lr * (1 + decay) however the gradient was rounded, so three differ by 6 lr;
+    # Weights: an AdamW step is at most lr * (1 + decay) however the gradient was rounded, so two differ by 4 lr;
     # bf16's masters begin as rounded weights.
     rounded = {name: 2.0**-9 * truth[1][name].abs() * LAWS[precision].is_narrow for name in weights}
-    assert all((weights[name] - truth[1][name]).abs().sub(rounded[name]).max() <= 6.6 * recipe.lr for name in weights)
+    assert all((weights[name] - truth[1][name]).abs().sub(rounded[name]).max() <= 4.4 * recipe.lr for name in weights)
 
 
 @pytest.mark.parametrize(
@@ -723,7 +724,7 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_before_the_step(sizes):
     assert all(run_threads(poisoned, Layout(*sizes).size))
 
 
-def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
+def test_any_layout_loads_what_any_other_has_saved(tmp_path):
     """Would catch shards that are put together in the wrong order, and state that is lost on the way.
 
     Three steps, saved and loaded into another layout and strategy after each."""
@@ -734,7 +735,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
         ]
     )  # fmt: skip
     one = Recipe("ddp", batch_size=12, precision="fp64", clip_norm=0.5)
-    want = one_process(CONFIG, one)
+    want = one_process(CONFIG, one, steps=3)
 
     def go_on(group, recipe, layout, number):
         mesh = Mesh.connect(layout, group)
@@ -748,7 +749,7 @@ def test_any_layout_loads_what_any_other_has_saved(truth, tmp_path):
     for start in range(2):
         shutil.rmtree(tmp_path)
         losses = []
-        for number in range(STEPS):
+        for number in range(3):
             strategy, sizes, shard = next(ways)
             recipe = Recipe(strategy, batch_size=12, n_micro=2, precision="fp64", clip_norm=0.5, shard_ranks=shard)
             losses.append(run_threads(go_on, Layout(*sizes).size, recipe, Layout(*sizes), number)[0])

@@ -18,6 +18,7 @@ import pytest
 import labkit
 from labkit.course.claims.audit import kept
 from labkit.course.reading.glossary import terms
+from tests.cases import cases
 from tests.docs_site import documentation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,8 +60,8 @@ def all_messages() -> frozenset[str]:
 def is_said(message: str) -> bool:
     """True if labkit has a text with these words, in which something stands for each `…`."""
     parts = [re.escape(part.strip(" ")) for part in message.split("…")]
-    pattern = re.compile(r".*?".join(parts))
-    return any(pattern.search(text) for text in all_messages())
+    pattern, longest = re.compile(r".*?".join(parts)), max((part.strip(" ") for part in message.split("…")), key=len)
+    return any(longest in text and pattern.search(text) for text in all_messages())
 
 
 def test_there_are_messages_of_each_kind():
@@ -72,7 +73,7 @@ def test_there_are_messages_of_each_kind():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("message", MESSAGES)
+@cases("message", MESSAGES)
 def test_labkit_says_a_message_as_the_page_quotes_it(message):
     """Would catch a message that was worded anew, and is then searched for in vain."""
     assert is_said(message)
@@ -188,6 +189,7 @@ def read(site: Path) -> dict[Path, Read]:
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_every_public_name_has_its_entry(read, site):
     """Would catch a name of the stub that belongs to no page."""
     names = {name for path, page in read.items() if "api" in path.parts for name in page.names}
@@ -198,6 +200,7 @@ def test_every_public_name_has_its_entry(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_an_entry_has_its_signature_its_text_and_its_source(read, site):
     """Would catch docstrings that are lost on their way, and torch's own among labkit's."""
     page = read[site / "generated/api/launch.html"]
@@ -209,6 +212,7 @@ def test_an_entry_has_its_signature_its_text_and_its_source(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_every_page_is_reached_from_the_first_one(read, site):
     """Would catch a how-to that no menu leads to."""
     waiting, seen = [site / "index.html"], set()
@@ -225,6 +229,7 @@ def test_every_page_is_reached_from_the_first_one(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_every_link_leads_to_a_place_that_is_there(read, site):
     """Would catch a heading that was renamed, and a link to a lab that the course's site does not have."""
     labs = {f"{lab.stem}.html" for lab in (ROOT / "notebooks").glob("*.ipynb")}
@@ -246,6 +251,7 @@ def test_every_link_leads_to_a_place_that_is_there(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_no_page_loads_anything_from_another_host(read, site):
     """Would catch a font, a script or a style from elsewhere, as MathJax would be, and a file that is not there."""
     loads = [(path, load) for path, page in read.items() for load in page.loads]
@@ -259,6 +265,7 @@ def test_no_page_loads_anything_from_another_host(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_the_search_knows_each_page(site):
     """Would catch a page that the search leaves out, and a name that it cuts in two."""
     index = json.loads(re.search(r"Search\.setIndex\((.*)\)", (site / "searchindex.js").read_text(), re.DOTALL)[1])
@@ -270,6 +277,7 @@ def test_the_search_knows_each_page(site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_the_claims_that_do_not_hold_are_told_with_their_numbers_and_no_others(read, site):
     """Would catch a claim that the audit has found wrong and the page leaves out, and one that holds."""
     words = " ".join(read[site / "generated/claims.html"].words.split())
@@ -280,6 +288,7 @@ def test_the_claims_that_do_not_hold_are_told_with_their_numbers_and_no_others(r
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_each_word_of_the_course_has_its_place(read, site):
     """Would catch a glossary that is not made of the course's."""
     words = read[site / "generated/glossary.html"].words
@@ -287,6 +296,7 @@ def test_each_word_of_the_course_has_its_place(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_a_mechanism_shows_its_picture_its_law_and_its_code(read, site):
     """Would catch a drawing whose lines were joined, and a page without its law."""
     page = read[site / "generated/mechanisms/parallel.ddp.html"]
@@ -297,6 +307,7 @@ def test_a_mechanism_shows_its_picture_its_law_and_its_code(read, site):
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_the_course_leads_to_the_documentation_if_it_is_there(site, tmp_path):
     """Would catch a link to pages that were not built, and pages that nothing leads to."""
     from labkit.course.export.export import export

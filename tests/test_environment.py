@@ -239,11 +239,18 @@ def test_the_installed_packages_fit_each_other():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_wheel_holds_every_file_of_the_package(tmp_path):
-    """Would catch the film's JavaScript, or py.typed, left out of what is published."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built once."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    """Would catch the film's JavaScript, or py.typed, left out of what is published."""
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     code = {p.relative_to(ROOT).as_posix() for p in (ROOT / "labkit").rglob("*") if p.is_file() and p.suffix != ".pyc"}
     course = [p for name in FOLDERS for p in (ROOT / name).iterdir() if p.is_file()]
@@ -253,12 +260,9 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def installed(wheel):
     """The wheel, unpacked where no checkout is, and the variables with which Python finds it there."""
-    folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
+    folder = wheel.parent
     zipfile.ZipFile(wheel).extractall(folder / "site")
     (folder / "home").mkdir()
     return folder, {**os.environ, "PYTHONPATH": str(folder / "site"), "HOME": str(folder / "home")}

@@ -68,12 +68,23 @@ Rule = Callable[[str, str], list[str]]
 # What a file says
 
 
+@cache
 def tree_of(text: str) -> ast.Module:
     """The syntax tree; the same object for the same text, so that every rule can ask."""
-    return _parsed(text)
+    return ast.parse(text)
 
 
-_parsed = cache(ast.parse)
+@cache
+def _by_kind(text: str) -> dict[type[ast.AST], list[Any]]:
+    kinds: dict[type[ast.AST], list[Any]] = {}
+    for node in ast.walk(tree_of(text)):
+        kinds.setdefault(type(node), []).append(node)
+    return kinds
+
+
+def nodes(text: str, *kinds: type[ast.AST]) -> list[Any]:
+    """All nodes of these kinds. A text is walked through once, however many rules ask: it took most of their time."""
+    return [node for kind in kinds for node in _by_kind(text).get(kind, ())]
 
 
 def folder_of(path: str) -> str:
@@ -85,14 +96,14 @@ def folder_of(path: str) -> str:
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Every module that a file names in an import, inside functions too: (line, `labkit.comm.ring`)."""
     package = path.removesuffix(".py").split("/")[:-1]
-    for node in ast.walk(tree_of(text)):
+    for node in nodes(text, ast.Import, ast.ImportFrom, ast.Call):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and dotted(node.func).endswith(("import_module", "__import__")):
+        elif dotted(node.func).endswith(("import_module", "__import__")):
             yield from ((node.lineno, arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
@@ -196,14 +207,15 @@ def short(path: str, text: str) -> list[str]:
 
 def no_global(path: str, text: str) -> list[str]:
     """Nothing is set from afar."""
-    found = (node for node in ast.walk(tree_of(text)) if isinstance(node, ast.Global))
-    return [f"{path}:{node.lineno}: global {', '.join(node.names)}: pass it as an argument" for node in found]
+    return [
+        f"{path}:{node.lineno}: global {', '.join(node.names)}: pass it as an argument"
+        for node in nodes(text, ast.Global)
+    ]
 
 
 def no_mutable_value(path: str, text: str) -> list[str]:
     """No module or class holds a value that a call could change for everybody."""
-    tree = tree_of(text)
-    bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+    bodies = [node.body for node in nodes(text, ast.Module, ast.ClassDef)]
     found = []
     for node in (statement for body in bodies for statement in top_level(body)):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _mutable(node.value):
@@ -231,16 +243,12 @@ def environment_in_launch(path: str, text: str) -> list[str]:
         return []
     private = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
     aliases = {
-        alias.asname or alias.name
-        for node in ast.walk(tree_of(text))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name == "os"
+        alias.asname or alias.name for node in nodes(text, ast.Import) for alias in node.names if alias.name == "os"
     }
     used = [
         (node.lineno, node.attr)
-        for node in ast.walk(tree_of(text))
-        if isinstance(node, ast.Attribute) and node.attr in private and dotted(node.value) in aliases
+        for node in nodes(text, ast.Attribute)
+        if node.attr in private and dotted(node.value) in aliases
     ]
     used += [(line, name) for line, name in imports(path, text) if name.startswith("os.") and name[3:] in private]
     return [f"{path}:{line}: {name} outside launch/: make it an argument" for line, name in used]
@@ -250,7 +258,7 @@ def wire_in_comm(path: str, text: str) -> list[str]:
     """Only comm/ knows torch.distributed."""
     if folder_of(path) == "comm":
         return []
-    used = [(node.lineno, dotted(node)) for node in ast.walk(tree_of(text)) if isinstance(node, ast.Attribute)]
+    used = [(node.lineno, dotted(node)) for node in nodes(text, ast.Attribute)]
     used += list(imports(path, text))
     hidden = ("torch.distributed", "torch._C._distributed")
     return sorted(
@@ -264,21 +272,16 @@ def torch_private_in_one_file(path: str, text: str) -> list[str]:
     A private attribute of something that is not labkit's counts as torch's, unless it is one of Python's."""
     if path == "labkit/comm/private.py":
         return []
-    listed = {name.path for name in private.NAMES}
+    listed, own = {name.path for name in private.NAMES}, own_private_names()
+    words_of_torch = {name.path.rpartition(".")[2] for name in private.NAMES if name.kind == private.WORD}
     used = [(line, name) for line, name in imports(path, text) if re.match(r"torch\.(.*\.)?_", name)]
-    for node in ast.walk(tree_of(text)):
-        if isinstance(node, ast.Attribute) and _hidden(node.attr) and node.attr not in own_private_names():
-            used.append((node.lineno, node.attr))
-        if not isinstance(node, ast.Call):
-            continue
+    used += [
+        (node.lineno, node.attr) for node in nodes(text, ast.Attribute) if _hidden(node.attr) and node.attr not in own
+    ]
+    for node in nodes(text, ast.Call):
         words = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         if dotted(node.func) in ("getattr", "setattr", "hasattr"):
-            words_of_torch = {name.path.rpartition(".")[2] for name in private.NAMES if name.kind == private.WORD}
-            used += [
-                (node.lineno, word)
-                for word in words
-                if _hidden(word) and word not in own_private_names() | words_of_torch
-            ]
+            used += [(node.lineno, word) for word in words if _hidden(word) and word not in own | words_of_torch]
         elif dotted(node.func) in ("private", "have"):
             used += [(node.lineno, word) for word in words if word not in listed]
             if folder_of(path) != "comm":
@@ -302,10 +305,10 @@ def own_private_names() -> frozenset[str]:
     names: set[str] = set()
     for path in committed():
         if path.startswith("labkit/") and path.endswith(".py"):
-            for node in ast.walk(tree_of(read(path))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    names.add(node.name)
-                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            text = read(path)
+            names |= {node.name for node in nodes(text, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)}
+            for node in nodes(text, ast.Attribute):
+                if isinstance(node.ctx, ast.Store):
                     names |= {node.attr} if dotted(node).startswith(("self.", "cls.")) else set()
     return frozenset(names - {name.path.rpartition(".")[2] for name in private.NAMES} | OWN_TOO)
 
@@ -345,12 +348,12 @@ def finished(path: str, text: str) -> list[str]:
     ]
     protocols = {
         method
-        for node in ast.walk(tree_of(text))
-        if isinstance(node, ast.ClassDef) and any(dotted(base).endswith("Protocol") for base in node.bases)
+        for node in nodes(text, ast.ClassDef)
+        if any(dotted(base).endswith("Protocol") for base in node.bases)
         for method in node.body
     }
-    for node in ast.walk(tree_of(text)):
-        if isinstance(node, ast.FunctionDef) and node not in protocols and all(_says_nothing(s) for s in node.body):
+    for node in nodes(text, ast.FunctionDef):
+        if node not in protocols and all(_says_nothing(s) for s in node.body):
             found.append(f"{path}:{node.lineno}: {node.name} has an empty body")
     return found
 
@@ -363,8 +366,8 @@ def telling_names(path: str, text: str) -> list[str]:
     """A name says what a thing is: no Manager, Handler, Helper, Utils, Base."""
     stem = path.rsplit("/", 1)[-1].removesuffix(".py")
     found = [f"{path}: a file name that says nothing"] if stem.title() in EMPTY_NAMES else []
-    for node in ast.walk(tree_of(text)):
-        if isinstance(node, ast.ClassDef) and EMPTY_NAMES & set(re.findall(r"[A-Z][a-z]+", node.name)):
+    for node in nodes(text, ast.ClassDef):
+        if EMPTY_NAMES & set(re.findall(r"[A-Z][a-z]+", node.name)):
             found.append(f"{path}:{node.lineno}: class {node.name}: a name that says nothing")
     return found
 
@@ -375,10 +378,9 @@ NO_NOUNS = frozenset({"each", "found", "said", "mine", "given", "told", "again",
 
 def nouns(path: str, text: str) -> list[str]:
     """A variable, an argument or an attribute that is set has a noun for its name, none of NO_NOUNS."""
-    names = [(node.lineno, node.arg) for node in ast.walk(tree_of(text)) if isinstance(node, ast.arg)]
-    for node in ast.walk(tree_of(text)):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr))
+    names = [(node.lineno, node.arg) for node in nodes(text, ast.arg)]
+    stored = (node for node in nodes(text, ast.Name, ast.Attribute) if isinstance(node.ctx, ast.Store))
+    names += [(node.lineno, node.id if isinstance(node, ast.Name) else node.attr) for node in stored]
     return [f"{path}:{line}: {name} is no noun: say what it holds" for line, name in names if name in NO_NOUNS]
 
 
@@ -412,8 +414,8 @@ def notebook_defines_nothing_of_ours(path: str, text: str) -> list[str]:
     for number, cell in enumerate(cells(text), 1):
         source = "".join(cell["source"])
         lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
-        for node in ast.walk(ast.parse("\n".join(lines))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in library_names():
+        for node in nodes("\n".join(lines), ast.FunctionDef, ast.ClassDef):
+            if node.name in library_names():
                 found.append(f"{path}: code cell {number} defines {node.name}, which the library has")
     return found
 
@@ -506,14 +508,14 @@ def clusters_say_their_device(path: str, text: str) -> list[str]:
         sources = ["\n".join(line for line in cell if not line.lstrip().startswith(("%", "!"))) for cell in lines]
     else:
         sources = [text] if path.endswith(".py") else []
-    calls = [node for source in sources for node in ast.walk(tree_of(source)) if isinstance(node, ast.Call)]
+    calls = [node for source in sources for node in nodes(source, ast.Call)]
     makers = ("Cluster", "BareCluster", "labkit.Cluster", "labkit.run")
     return [
         f"{path}: {ast.unparse(call)[:80]} says no device="
         for call in calls
-        if ast.unparse(call.func) in makers
+        if dotted(call.func) in makers
         and "device" not in [keyword.arg for keyword in call.keywords]
-        and (len(call.args) < 2 or ast.unparse(call.func) == "labkit.run")
+        and (len(call.args) < 2 or dotted(call.func) == "labkit.run")
     ]
 
 
@@ -534,6 +536,7 @@ def committed() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if (ROOT / name).is_file()}))
 
 
+@cache
 def read(path: str) -> str:
     """A committed file as text; empty for what is not text, or has gone since files were listed."""
     try:
@@ -547,8 +550,8 @@ def library_names() -> frozenset[str]:
     """Every public class and function at the top of a module; what teaches (labkit/course) is not what is taught."""
     ours = [path for path in committed() if path.startswith("labkit/") and path.endswith(".py")]
     files = [path for path in ours if not path.startswith("labkit/course/")]
-    nodes = (node for path in files for node in tree_of(read(path)).body)
-    return frozenset(node.name for node in nodes if _public(node))  # type: ignore[attr-defined]
+    statements = (node for path in files for node in tree_of(read(path)).body)
+    return frozenset(node.name for node in statements if _public(node))  # type: ignore[attr-defined]
 
 
 OURS: tuple[Rule, ...] = (

@@ -56,11 +56,11 @@ def play(view: Locator, steps: Iterable[Step], where: str) -> None:
 
 
 @step
-def sees(view: Locator, *texts: str | re.Pattern[str], part: str = "") -> None:
-    """The widget, or the first such part of it, shows these texts."""
+def sees(view: Locator, *texts: str | re.Pattern[str] | Callable[[], str], part: str = "") -> None:
+    """The widget, or the first such part of it, shows these texts; a function is asked for its text only now."""
     shown = view.locator(part).first if part else view
     for text in texts:
-        expect(shown).to_contain_text(text)
+        expect(shown).to_contain_text(text() if callable(text) else text)
 
 
 @step
@@ -77,10 +77,10 @@ def has(view: Locator, part: str) -> None:
 
 
 @step
-def lacks(view: Locator, *texts: str) -> None:
-    """The widget shows none of these texts."""
+def lacks(view: Locator, *texts: str | Callable[[], str]) -> None:
+    """The widget shows none of these texts; a function is asked for its text only now."""
     for text in texts:
-        expect(view).not_to_contain_text(text)
+        expect(view).not_to_contain_text(text() if callable(text) else text)
 
 
 @step

@@ -117,7 +117,7 @@ def took(group, size, pieces):
     return sweep(lambda x: summed(x), [size], group, 1)[0][1]
 
 
-@cases(("n", "pieces"), [(2, 1), (2, 4), (3, 2), (7, 1), (7, 4), (15, 2)])
+@cases(("n", "pieces"), [(2, 4), (3, 1), (7, 4), (15, 2)])
 def test_the_law_of_seconds_is_exact_where_all_levels_are_full(n, pieces):
     """Would catch pieces that wait for the whole half, and a leaf's piece that stands behind one that waits."""
     line, n_bytes = Line(15e-3, 1 / 20e6), 1 << 20
@@ -125,8 +125,7 @@ def test_the_law_of_seconds_is_exact_where_all_levels_are_full(n, pieces):
     assert simulate(took, links, n_bytes, pieces)[0] == pytest.approx(law.seconds(n, n_bytes, line, pieces), rel=0.01)
 
 
-@cases("n", [4, 5, 6, 8, 9])
-@cases("pieces", [1, 3])
+@cases(("n", "pieces"), [(4, 1), (5, 3), (8, 3), (9, 1)])
 def test_between_full_levels_the_law_of_seconds_is_an_upper_bound_within_a_third(n, pieces):
     """Would catch a law that promises too little time, or one that is no use as a bound."""
     line, n_bytes = Line(15e-3, 1 / 20e6), 1 << 20

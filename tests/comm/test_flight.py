@@ -25,6 +25,7 @@ dist.destroy_process_group()  # else gloo's threads may outlive the interpreter,
 
 
 @pytest.mark.slow
+@pytest.mark.rest  # of torch alone: only another release can change it
 @pytest.mark.parametrize(
     ("variables", "n_kept"),
     [

@@ -233,14 +233,19 @@ SCALINGS = {"delayed": {"precision": "fp8", "scaling": "delayed"}, "tiles": {"pr
             "mx": {"precision": "fp8", "scaling": "mx"}, "nvfp4": {"precision": "nvfp4"}}  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def exact_and_half():
+    """The losses in fp32 and in bf16, trained once."""
+    precisions = ({}, {"precision": "bf16"})
+    return [run_threads(losses, 1, Recipe(batch_size=4, lr=3e-3, **choices))[0][0] for choices in precisions]
+
+
 @pytest.mark.parametrize("name", SCALINGS)
-def test_losses_follow_those_of_bf16(name):
+def test_losses_follow_those_of_bf16(name, exact_and_half):
     """Would catch gradients that vanish or drift. bf16 is off by 2^-8 of a number at most, e4m3 by 2^-4 (e5m2 2^-3),
     e2m1 by 2^-1: as long as errors only add up, the loss is off by as many times as much."""
-    exact, half, narrow = (
-        run_threads(losses, 1, Recipe(batch_size=4, lr=3e-3, **choices))[0][0]
-        for choices in ({}, {"precision": "bf16"}, SCALINGS[name])
-    )
+    exact, half = exact_and_half
+    narrow = run_threads(losses, 1, Recipe(batch_size=4, lr=3e-3, **SCALINGS[name]))[0][0]
     natural = max(abs(a - b) for a, b in zip(exact, half, strict=True))
     off = max(abs(a - b) for a, b in zip(exact, narrow, strict=True))
     assert off <= 2 ** (7 if name == "nvfp4" else 5) * natural

@@ -70,18 +70,6 @@ def test_dots_belong_to_the_recorded_link():
     assert "measured with" in explorer.shown.value
 
 
-def test_nonsense_is_told_and_the_picture_stays():
-    """Would catch a typing error that empties the page."""
-    explorer = BucketExplorer(BLOCKS, WIRE, 0.1)
-    before = explorer.shown.value
-    for odd in ("large", "0", "-3 KiB", ""):
-        explorer.typed.value = odd
-        assert "the picture is the last one that made sense" in explorer.message.value
-        assert explorer.shown.value == before == str(explorer.static())
-    explorer.typed.value = "128 KiB"
-    assert explorer.message.value == ""
-
-
 def test_the_button_measures_the_chosen_size_and_an_error_is_told():
     """Would catch a run of another size, and a button that stays dead after an error."""
     asked = []

@@ -178,25 +178,6 @@ def test_fewer_ranks_move_the_chosen_one_and_more_make_room_for_it():
     assert explorer.rank.max == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "said"),
-    [
-        ("n_ranks", "3", "F = 512 has no 3 equal parts; 1, 2, 4, 8"),
-        ("n_ranks", "four", "ranks n: a whole number from 1 to 1,000,000, got &#x27;four&#x27;"),
-    ],
-)
-def test_nonsense_is_told_and_the_picture_stays(name, typed, said):
-    """Would catch a typing error that empties the page, or a message that stays when all is well again."""
-    explorer = SplitExplorer(LAYER)
-    before, good = explorer.shown.value, explorer.typed[name].value
-    explorer.typed[name].value = typed
-    assert said in explorer.message.value
-    assert "the picture is the last one that made sense" in explorer.message.value
-    assert explorer.shown.value == before == str(explorer.static())
-    explorer.typed[name].value = good
-    assert explorer.message.value == ""
-
-
 def test_a_redraw_is_little_work_also_for_many_ranks():
     """Would catch a picture that grows with the ranks."""
     explorer = SplitExplorer(SplitLayer("attention", 512, 65_536, 8, 512))
