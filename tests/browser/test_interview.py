@@ -32,10 +32,10 @@ def judged(panel: Locator) -> None:
     expect(panel).to_contain_text("The planner's best plan")
     panel.get_by_role("button", name="answer").click()
     expect(panel).to_contain_text("Choose one of the four first.")
-    expect(panel.get_by_role("button", name="show the mend")).to_be_hidden()
+    expect(panel.get_by_role("button", name="show the repair")).to_be_hidden()
     panel.locator("input[type=radio]").first.check()
     panel.get_by_role("button", name="answer").click()
-    panel.get_by_role("button", name="show the mend").click()
+    panel.get_by_role("button", name="show the repair").click()
     expect(panel).to_contain_text("dp=", timeout=END_MS)
 
 
@@ -62,7 +62,7 @@ def onward(panel: Locator) -> None:
     if answers.is_visible() and answers.is_enabled():
         panel.locator("input[type=radio]:visible").first.check()
         answers.click()
-        panel.get_by_role("button", name="show the mend").click()
+        panel.get_by_role("button", name="show the repair").click()
     elif follow_up.is_visible() and follow_up.is_enabled():
         follow_up.click()
     else:
