@@ -22,8 +22,8 @@ hidden as a piece lasts:
                where h rows reach half of the rate (`half_side` of labkit.plan.machine.efficiency)
     again      a block that runs again as a whole sums its last product, too: what that saved is known after its sum
 
-Hidden messages are not free where device and link want the same memory (`contention`). Source: Wang et al., "Overlap
-Communication with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023, section 5.
+Hidden messages are not free where device and link want the same memory (`contention`). The source is that of
+labkit.parallel.overlapped_tensor; what the head, backward and the calls cost is counted here.
 """
 
 from __future__ import annotations
