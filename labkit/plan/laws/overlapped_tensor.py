@@ -86,7 +86,7 @@ def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
         )
 
 
-def products(timing: Timing, layer: str) -> Iterator[Product]:
+def cut_products(timing: Timing, layer: str) -> Iterator[Product]:
     """The products of a layer that are cut into pieces."""
     shape, tp = timing.shape, timing.layout.tp
     if layer == "head":
@@ -105,7 +105,7 @@ def changes_s(timing: Timing, layer: str, halves: tuple[float, float]) -> tuple[
     machine, n = timing.machine, timing.layout.tp
     practice, rows = machine.practice, timing.tokens
     forward = backward = PassSeconds()
-    for inside, out, gathers in products(timing, layer):
+    for inside, out, gathers in cut_products(timing, layer):
         whole = machine.op_s(2.0 * rows * inside * out / practice.share(inside, out), 0.0, timing.products)
         # relative to the whole product, whose rows are as many as they are
         fewer_rows, fewer_outs = ((n - 1) * practice.half_side / (side + practice.half_side) for side in (rows, out))
