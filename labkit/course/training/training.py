@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WARM = 3
 """Steps whose times are not compared: the first make state and learn orders, the second is probed."""
 FREE = (
-    "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "sequence_parallel",
+    "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "sequence_parallel", "tp_overlap",
     "shard_ranks", "reshard", "fp8_gathers",
 )  # fmt: skip
 """Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
