@@ -48,6 +48,7 @@ from labkit.parallel.eight_bit_weights import EightBits
 from labkit.parallel.expert import Balance, Together, apart, deal, give_, layers_of
 from labkit.parallel.hsdp import HSDP
 from labkit.parallel.norm import clip_grad_norm_
+from labkit.parallel.overlapped_tensor import overlap_
 from labkit.parallel.pipeline import Pipeline
 from labkit.parallel.tensor_plan import EXPERT_PLAN, EXPERT_SEQUENCE_PLAN, GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.vocab import vocab_parallel_cross_entropy
@@ -100,6 +101,8 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
         model = deal(GPT(config, seed=recipe.seed), mesh.ep)
     if mesh.tp.size > 1:
         split(model, plan_of(config, recipe.sequence_parallel), mesh.tp)
+        if recipe.tp_overlap:
+            overlap_(model)
     if mesh.cp.size > 1:
         Context(recipe.context, mesh.cp).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)

@@ -191,6 +191,16 @@ def test_no_table_cuts_a_word_on_a_narrow_terminal(words, width, monkeypatch, tm
     assert "…" not in done.stdout
 
 
+def test_a_terminal_of_80_columns_has_room_for_the_table_of_plans(monkeypatch):
+    """A bug: eight plans were told as eight lists of twelve lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = typed("plan", "--model", "llama-7b", "--gpus", 8).stdout.splitlines()
+    (head,) = (number for number, line in enumerate(shown) if line.split()[:2] == ["dp", "pp"])
+    assert {"step", "MFU", "memory", "exposed"} < set(shown[head].split())
+    assert len(shown[head + 1].split()) >= len(shown[head].split())
+    assert any("no room for: bubble" in line for line in shown)
+
+
 @pytest.mark.parametrize(
     "words",
     [

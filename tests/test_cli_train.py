@@ -166,7 +166,8 @@ def test_what_cannot_work_is_refused_with_the_numbers_and_the_mend(words, told):
 
 OTHERS = {
     "strategy": "zero3", "schedule": "gpipe", "batch_size": 12, "n_micro": 3, "stages_per_rank": 2,
-    "recompute": "full", "sequence_parallel": True, "precision": "fp8", "fp32_gradients": True, "offload": True,
+    "recompute": "full", "sequence_parallel": True, "tp_overlap": True, "precision": "fp8",
+    "fp32_gradients": True, "offload": True,
     "optimizer": "adam", "lr": 0.5, "weight_decay": 0.25, "warmup_steps": 7, "clip_norm": 2.0, "bucket_bytes": 4096,
     "prefetch": 4, "seed": 5, "shard_ranks": 2, "reshard": False, "scaling": "tiles",
     "fp8_gathers": True, "decay_on": "linears", "context": "ulysses", "gradients": "8bit",

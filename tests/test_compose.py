@@ -351,6 +351,28 @@ def test_sequence_parallel_trains_as_one_process_does(sizes, strategy, truth, tm
     assert apart(run(CONFIG, recipe, Layout(*sizes), tmp_path), truth) < 1e-12
 
 
+IN_PIECES = [  # dp, pp, tp, cp
+    ((1, 1, 2, 1), {"strategy": "zero1"}),
+    ((2, 2, 2, 1), {"strategy": "zero3", "schedule": "interleaved", "recompute": "full"}),
+    ((1, 1, 4, 1), {}),
+    ((1, 1, 2, 2), {"strategy": "zero2", "context": "ulysses"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [*IN_PIECES[:2], *(pytest.param(*case, marks=pytest.mark.rest) for case in IN_PIECES[2:])],
+    ids=str,
+)
+def test_products_in_pieces_train_as_one_process_does(sizes, more, truth, tmp_path):
+    """Would catch pieces joined in another order than the ranks', a bias that counts n times, and a message of one
+    micro-batch or of a second run that is taken for another one's."""
+    dp, pp, tp, cp = sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "recompute": "none", **more}
+    recipe = recipe_of(**choices, n_micro=2, sequence_parallel=True, tp_overlap=True)
+    assert apart(run(CONFIG, recipe, Layout(dp, pp, tp, cp), tmp_path), truth) < 1e-12
+
+
 CONTEXTS = [  # dp, pp, tp, cp
     ((1, 1, 1, 2), "ring", {"recompute": "full"}),
     ((2, 1, 1, 2), "ulysses", {"strategy": "zero3", "recompute": "selective"}),

@@ -131,6 +131,12 @@ def test_a_real_rank_holds_and_sends_what_was_rehearsed(strategy, axis, recomput
     check(clusters(2), CONFIG, recipe, LAYOUTS[axis], None if axis == "pp" else [len(strategy) % 2])
 
 
+def test_products_in_pieces_hold_and_send_what_was_rehearsed(clusters):
+    """Would catch sends that a rehearsal does not have, and room for a message that it has and a rank has not."""
+    recipe = Recipe("zero1", batch_size=8, n_micro=2, recompute="full", sequence_parallel=True, tp_overlap=True)
+    check(clusters(2), CONFIG, recipe, Layout(tp=2), [1])
+
+
 MIXED = {
     "bf16": {"precision": "bf16"},
     "bf16 fp32": {"precision": "bf16", "fp32_gradients": True},

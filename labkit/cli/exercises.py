@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -103,7 +104,14 @@ def grade(
     folder: Annotated[Path, typer.Argument(help="Submissions: a folder for each student, or a notebook for each.")],
     to: Annotated[Path, typer.Option(help="Where the table goes; .json beside it.")] = Path("grades.csv"),
     seed: Annotated[
-        int | None, typer.Option(help="Of the hidden cases; by default that of the table it replaces, or a new one.")
+        int | None,
+        typer.Option(
+            help="Of the hidden cases; by default that of the table it replaces, or a new one. While this runs, all "
+            "users of the machine can read it; --seed-file keeps it private."
+        ),
+    ] = None,
+    seed_file: Annotated[
+        Path | None, typer.Option("--seed-file", help="Read the seed from this file; - for standard input.")
     ] = None,
     exercise: Annotated[
         list[str] | None, typer.Option(help="Only this one, 03.2; everybody gets a row for it.")
@@ -115,7 +123,12 @@ def grade(
 ) -> None:
     """Check every exercise in every notebook of a class, and write a table. No notebook is run."""
     from labkit.course.classroom.grade import grade as run
+    from labkit.course.classroom.seed import seed_in
 
+    if seed_file is not None:
+        if seed is not None:
+            raise typer.BadParameter("--seed and --seed-file both give the seed: leave one of them out")
+        seed = seed_in(sys.stdin.read() if seed_file == Path("-") else seed_file.read_text())
     Console().print(run(folder, to, seed, keys=exercise, jobs=jobs, unconfined=unconfined))
 
 

@@ -37,6 +37,8 @@ STEP_TOKENS = 2**22
 """Tokens of a step if nobody says how many rows: as many as Llama 2 and 3 were trained with, 4 Mi."""
 FEW_ROWS = 16
 """Rows of a step on each device when an adapter is trained."""
+DISPENSABLE = ("bubble", "exposed", "recompute", "schedule")
+"""Columns that a narrow terminal has no room for, those of least interest first; --json has all of them."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -194,7 +196,7 @@ def _export(
 
 def _table(lines: list[tuple[str, ...]]) -> TerminalTable:
     """Lines of words, whose first one has the names of the columns."""
-    table = TerminalTable(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = TerminalTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, dispensable=DISPENSABLE)
     for name in lines[0]:
         table.add_column(name, justify="right", no_wrap=name != "schedule")
     for line in lines[1:]:

@@ -27,8 +27,8 @@ The price is n smaller products, which a device computes less well. Where p is f
 piece is so small that n of them last much longer than the whole product, something is lost.
 
 Limits: under autocast the functions raise ValueError, so cast the weights and x first. `in_fp8_` leaves these layers as
-they are. Several layers with the same input (query, key and value) would each gather it: make them one. Neither `split`
-nor the planner knows these layers.
+they are. Layers with one input (query, key and value) would each gather it: make them one. `overlap_` swaps the layers
+of a model that `split` has cut by position, as a recipe with tp_overlap=True asks (plan/laws/overlapped_tensor.py).
 
 In torch 2.13 `fused_all_gather_matmul` and `fused_matmul_reduce_scatter` in torch.distributed._symmetric_memory do the
 same on CUDA devices that read each other's memory. There all terms go straight to their owner, who adds them up at the
@@ -46,7 +46,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.sequence import POSITIONS
+from labkit.parallel.sequence import POSITIONS, SequenceColumnParallelLinear, SequenceRowParallelLinear
 from labkit.parallel.tensor import copy_to, divided, shard
 from labkit.plan.words import dtype_name
 
@@ -255,3 +255,20 @@ def _checked(x: Tensor, weight: Tensor, group: Group, sizes: Sequence[int] | Non
             + f", got {list(sizes)}"
         )
     return tuple(sizes)
+
+
+# The layers of a model
+
+
+def overlap_(model: nn.Module) -> nn.Module:
+    """Let each layer of a model that is cut by position multiply in pieces, in place; returns the model.
+
+    Parameters, names and what is sent stay. A column layer stays as it is if a door before it gathers for several
+    layers, or if it joins its output. Hooks on a swapped layer are lost: set them afterwards."""
+    for parent in [*model.modules()]:
+        for name, layer in [*parent.named_children()]:
+            if type(layer) is SequenceRowParallelLinear:
+                setattr(parent, name, OverlappedRowParallelLinear(layer.weight, layer.bias, layer.group))
+            elif type(layer) is SequenceColumnParallelLinear and not (layer.entered or layer.gather_output):
+                setattr(parent, name, OverlappedColumnParallelLinear(layer.weight, layer.bias, layer.group))
+    return model

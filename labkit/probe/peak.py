@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,11 +20,17 @@ LONGEST_S = 0.02
 """A product that is expected to take longer is not tried: twenty are run for a rate."""
 
 
-def matmul_flops(group: Group, dtype: torch.dtype = torch.float32, size: int = 512, repeats: int = 8) -> float:
+def matmul_flops(
+    group: Group,
+    dtype: torch.dtype = torch.float32,
+    size: int = 512,
+    repeats: int = 8,
+    pick: Callable[[Sequence[float]], float] = statistics.median,
+) -> float:
     """flop/s of one rank in products of [size, size] matrices while all ranks of the group do the same.
 
-    Median of `repeats` after two to warm up, of the slowest rank, the same number on every rank. ValueError for a size
-    or a number of repeats below 1."""
+    What `pick` makes of `repeats` times after two to warm up, the median by default, of the slowest rank, the same
+    number on every rank. ValueError for a size or a number of repeats below 1."""
     if size < 1 or repeats < 1:
         raise ValueError(f"size and repeats are at least 1, got {size} and {repeats}")
     a = torch.randn(size, size, device=group.device).to(dtype)
@@ -37,9 +44,7 @@ def matmul_flops(group: Group, dtype: torch.dtype = torch.float32, size: int = 5
             torch.cuda.synchronize()
         if attempt >= 2:
             times.append((time.perf_counter() - started) / 4)
-    slowest = group.all_reduce(
-        torch.tensor([statistics.median(times)], dtype=torch.float64, device=group.device), "max"
-    )
+    slowest = group.all_reduce(torch.tensor([pick(times)], dtype=torch.float64, device=group.device), "max")
     return 2 * size**3 / float(slowest)
 
 
@@ -47,11 +52,12 @@ def peak_flops(group: Group, dtype: torch.dtype = torch.float32) -> float:
     """flop/s of one rank in the products that this machine does best, while all ranks do the same.
 
     Small products are held back by their start, and large ones, where a CPU has no units for a format, by its memory:
-    so the size is doubled until a product would take long, or does half as well as a smaller one."""
-    size, best = 64, matmul_flops(group, dtype, 64, 3)
+    so the size is doubled until a product would take long, or does half as well as a smaller one. Of several tries the
+    shortest counts: other programs only ever make a product slower."""
+    size, best = 64, matmul_flops(group, dtype, 64, 3, min)
     while 2 * (2 * size) ** 3 / best < LONGEST_S:
         size *= 2
-        rate = matmul_flops(group, dtype, size, 3)
+        rate = matmul_flops(group, dtype, size, 3, min)
         if rate < best / 2:
             break
         best = max(best, rate)

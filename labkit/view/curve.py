@@ -60,6 +60,8 @@ def curve(
 def _last_values(figure: chart.Chart, axes: chart.Axes, series: Mapping[str, Points]) -> None:
     """The last value of each series behind its end, or at the nearest place that no line and no other number takes."""
     room, ends = Room(right=760), []
+    (left, low), (right, _) = (chart.on_page(axes, x, axes.get_ylim()[0]) for x in axes.get_xlim())
+    room.keep(left, low - 2, right - left, 60)  # the axis across, and the numbers and the name below it
     for line, points in zip(axes.get_lines(), series.values(), strict=True):
         run: list[tuple[float, float]] = []
         for step, value in points:

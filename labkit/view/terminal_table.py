@@ -1,6 +1,10 @@
-"""A table for a terminal in which every word is whole: where its columns do not fit, it is turned or told by row."""
+"""A table for a terminal in which every word is whole: where its columns do not fit, some are left out if the table
+says which, or else it is turned or told by row."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -16,7 +20,14 @@ class TerminalTable(Table):
 
     rich itself makes the widest columns narrower until all fit, and cuts what is then too long. Here each column has
     room for its words first; what is left goes to those that need least more to stand in one line. If even the words do
-    not fit, rows and columns change places; and if that is too wide, each row is told in a few lines."""
+    not fit, columns of the names in `dispensable` are left out, the first ones first and as few as will do, and a line
+    below names them. If that is not enough, rows and columns change places; and if that is too wide, each row is told
+    in a few lines."""
+
+    def __init__(self, *headers: Column | str, dispensable: Sequence[str] = (), **options: Any) -> None:
+        """A table without rows; `options` are those of rich's table."""
+        super().__init__(*headers, **options)
+        self.dispensable = tuple(dispensable)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or what takes its place where the terminal is narrow."""
@@ -26,6 +37,13 @@ class TerminalTable(Table):
         frame = Measurement.get(console, ample, self).maximum - sum(need.maximum for need in needs)
         spare = options.max_width - frame - sum(least)
         if spare < 0:
+            present = [name for name in self.dispensable if any(name == column.header for column in self.columns)]
+            for count in range(1, len(present) + 1):
+                shorter = self._without(present[:count])
+                if Measurement.get(console, ample, shorter).minimum <= options.max_width:
+                    yield shorter
+                    yield f"[dim]{options.max_width} columns have no room for: {', '.join(present[:count])}[/dim]"
+                    return
             turned = self._turned()
             fits = Measurement.get(console, ample, turned).maximum <= options.max_width
             yield from filter(None, (self.title, turned if fits else self._row_by_row(), self.caption))
@@ -38,6 +56,17 @@ class TerminalTable(Table):
         yield from super().__rich_console__(console, options)
         for column in self.columns:
             column.width = None  # another terminal may be wider
+
+    def _without(self, names: Sequence[str]) -> TerminalTable:
+        """The same without these columns."""
+        table = TerminalTable(box=self.box, padding=self.padding, pad_edge=self.pad_edge, title=self.title)
+        kept = [column for column in self.columns if column.header not in names]
+        for column in kept:
+            table.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+        for cells in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*cells)
+        table.caption = self.caption
+        return table
 
     def _turned(self) -> Table:
         """The same with a row for each column, and a column for each row."""

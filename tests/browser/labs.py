@@ -504,7 +504,7 @@ LABS = (
     ), also=("14-26", "14-31", "14-33-answer", "14-36-answer")),
     Lab("14b_design_with_a_planner", (
         predicted("14b-04", "bytes of the fullest rank?", "2.9 MB", "you predict 2,900,000 B"),
-        predicted("14b-05", "in steps of the planner's fastest plan?", "1.2", "you predict 1.2 times", sees("law")),
+        predicted("14b-05", "how many times as long as the planner's fastest plan", "1.2", "you predict 1.2 times", sees("law")),
         predicted("14b-21", "that ZeRO-3 can train here", "500000", "you predict 500,000 parameters"),
         widget(
             "14-65", "PlannerPanel",
@@ -669,9 +669,9 @@ LABS = (
     )),
     Lab("20_long_context", (
         predicted("20-04", "every layer recomputed: GB on each device?", "393", "you predict 393 GB"),
-        predicted("20-13", "bytes that a gather sends", "1", "you predict 1 time"),
-        predicted("20-14", "products of the last rank", "4", "you predict 4 times"),
-        predicted("20-15", "bytes that a rank sends by Ulysses", "0.5", "you predict 0.5 times"),
+        predicted("20-13", "how many times the ring's bytes", "1", "you predict 1 time"),
+        predicted("20-14", "how many times the first rank's products", "4", "you predict 4 times"),
+        predicted("20-15", "what factor do a rank's bytes change", "0.5", "you predict 0.5 times"),
         widget(
             "20-47", "ContextExplorer",
             sees("128k tokens, 64 heads, 8 for keys, over 8 ranks: ring waits least"),
@@ -694,7 +694,7 @@ LABS = (
             types(0, "soon"), sees(NONSENSE),
             types(0, "50 ms"), slides(1, "ArrowRight"), sees("8,192 tokens"),
         ),
-        predicted("21-33", "those of the first rank by broadcast?", "50", "you predict 50 %"),
+        predicted("21-33", "what the first rank sends when it broadcasts", "50", "you predict 50 %"),
         predicted("21-54", "if all is sent at the end?", "40", "you predict 40 %"),
     )),
 )

@@ -174,8 +174,8 @@ def test_the_machine_and_what_else_wants_its_memory_are_said():
 def test_a_prediction_that_disagrees_with_what_was_published_says_so():
     """Would catch two numbers side by side of which one is 1.5 times the other, without a word."""
     shape = ModelShape.preset("mpt-7b")
-    assert "trust what was reached" in told(shape, H100, 8, foretold=0.2)
-    assert "trust" not in told(shape, H100, 8, foretold=0.44)
+    assert "trust what was reached" in told(shape, H100, 8, predicted=0.2)
+    assert "trust" not in told(shape, H100, 8, predicted=0.44)
     assert "trust" not in told(shape, H100, 8)
 
 

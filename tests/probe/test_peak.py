@@ -22,7 +22,9 @@ def test_the_size_is_doubled_as_long_as_that_pays(monkeypatch, rates, best, trie
     """Would catch a run in bf16 whose MFU is 157%: a CPU without bf16 units did small products thrice as fast as the
     large one that was called its peak."""
     sizes = []
-    monkeypatch.setattr(peak, "matmul_flops", lambda group, dtype, size, repeats: sizes.append(size) or rates[size])
+    monkeypatch.setattr(
+        peak, "matmul_flops", lambda group, dtype, size, repeats, pick: sizes.append(size) or rates[size]
+    )
     assert peak.peak_flops(None) == best
     assert sizes == tried
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from labkit.view.curve import curve
-from labkit.view.units import bytes_text
+from labkit.view.units import bytes_text, number_text
 from tests.view.page import check, line_of
 
 
@@ -71,6 +71,16 @@ def test_both_axes_have_names(title, named):
 def test_numbers_at_close_ends_do_not_lie_on_each_other():
     """Would catch 19.9 on 18.2, which nobody can read."""
     check(curve({name: [(0, 5.0), (1, 1 + k / 100)] for k, name in enumerate("abc")}, "ends that are close"))
+
+
+def test_no_number_lies_on_the_axis_across():
+    """A bug: of two series that end at 0 the second number stood on the axis, below the first."""
+    drawn = curve({"trained": [(0, 85.0), (8, 3.58e-5)], "least": [(0, 85.0), (8, 0.0)]}, "loss", "rank")
+    drawn.canvas.draw()
+    plot = drawn.axes[0].get_window_extent()
+    ends = [words.get_window_extent() for words in drawn.texts if words.get_text() in ("0", number_text(3.58e-5))]
+    assert len(ends) == 2
+    assert all(end.y0 > plot.y0 or end.x0 > plot.x1 for end in ends)
 
 
 def test_an_axis_of_powers_is_written_as_what_they_stand_for():

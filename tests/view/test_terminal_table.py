@@ -51,3 +51,22 @@ def test_columns_become_rows_before_rows_become_lists():
     turned = [line.strip("│┃ ").split() for line in lines(78)]
     assert ["peak", "│", "31.4", "MiB", "│", "31.4", "MiB"] in turned
     assert "rank 0" in lines(40)
+
+
+def test_columns_that_a_table_can_do_without_are_left_out_first_and_named():
+    """Would catch a column dropped without a word or though there is room, and a list of twelve lines a row at 80
+    letters where most columns would fit."""
+    for width, left_out in ((70, ""), (62, "optimizer"), (50, "optimizer, gradients")):
+        table = TerminalTable(*NAMES[:-1], dispensable=("optimizer", "gradients"))
+        for row in ROWS:
+            table.add_row(*row[:-1])
+        file = StringIO()
+        Console(file=file, width=width).print(table)
+        shown = file.getvalue().splitlines()
+        assert max(map(len, shown)) <= width
+        assert shown[0].startswith("┏")
+        assert [line for line in shown if "no room" in line] == [
+            f"{width} columns have no room for: {left_out}" for _ in range(left_out != "")
+        ]
+        kept = [name for name in NAMES[:-1] if name not in left_out.split(", ")]
+        assert shown[1].replace("┃", " ").split() == kept

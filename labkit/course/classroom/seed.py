@@ -26,6 +26,19 @@ def check_seed(seed: int | None) -> None:
         raise ValueError(f"a seed is a whole number from 0 to 2**61 - 1, got {seed}")
 
 
+def seed_in(text: str) -> int:
+    """The seed in the text of a file that holds nothing else. ValueError for any other text, which is not repeated: it
+    may be a secret of another kind."""
+    word = text.strip()
+    if not (word.isascii() and word.isdigit()):
+        raise ValueError(
+            f"a file for --seed-file holds one whole number and nothing else, this one has {len(word.split())} words "
+            f"of {len(word)} letters: write the number that stands as seed in grades.json"
+        )
+    check_seed(int(word))
+    return int(word)
+
+
 def exercise_seed(seed: int, key: str) -> int:
     """The seed for one exercise, always the same for the same teacher's seed. The judge counts on from it, case by
     case."""

@@ -133,9 +133,7 @@ def _wire(best: Plan, now: Situation) -> str:
     axis = max((axis for axis in AXES), key=lambda axis: parts[axis])
     if not parts[axis]:
         return "none: no byte is waited for"
-    step = best.step
-    assert step is not None
-    return f"{axis}, for which a rank waits {parts[axis] / whole:.1%} of the step: {step.item(axis).formula}"
+    return f"{axis}, for which a rank waits {parts[axis] / whole:.1%} of the step"
 
 
 def _rest(best: Plan, now: Situation) -> str:

@@ -187,7 +187,7 @@ class MockInterview:
         if number not in self._chosen:
             raise ValueError(f"choose({number}, kind) comes first: what breaks, before how it is mended")
         if point in [scored.name for scored in self._points]:
-            raise ValueError(f"the mend of change {number} is ticked already")
+            raise ValueError(f"the repair of change {number} is ticked already")
         words = mend_question(fracture, self._chosen[number])
         topics = (*TOPICS[fracture.kind], "system-design")
         self._points.append(ScoredPoint(point, words, topics, float(came)))

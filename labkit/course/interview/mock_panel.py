@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
@@ -14,7 +15,7 @@ from labkit.course.interview.mock_interview import FollowUp, MockInterview, mend
 from labkit.course.interview.mock_report import MockLog
 from labkit.course.interview.mock_script import BREAKS, the_script
 from labkit.course.interview.what_breaks_panel import FractureQuestion
-from labkit.course.topics.design_cases import CASES
+from labkit.course.topics.design_cases import CASES, case as case_of
 from labkit.course.widgets.explorer import wide
 from labkit.course.widgets.linked import Linked
 from labkit.course.widgets.twin import Twin
@@ -43,10 +44,12 @@ class MockInterviewPanel(Twin, widgets.VBox):
         self.session: MockInterview | None = None
         self.boxes: dict[str, widgets.Checkbox] = {}
         self.asked: FollowUp | FractureQuestion | None = None
+        self.working = dict[str, threading.Thread]()
         names = [(design.title, design.name) for design in CASES]
         self.case = widgets.Dropdown(
             options=names, description="case", style={"description_width": "60px"}, layout=wide()
         )
+        self.case.observe(lambda _: self.prepare(), "value")
         self.go = _button("start", "the clock of the first phase runs from now", lambda: self.start(self.case.value))
         self.proposed = widgets.HTML(layout=wide())
         self.repeat = _button("second try", "another case of the same level, with other changes", self.second_try)
@@ -65,10 +68,22 @@ class MockInterviewPanel(Twin, widgets.VBox):
         super().__init__([self.message, self.first, self.page, self.last])
         self._turn(self.first)
         self._propose()
+        self.prepare()
+
+    def prepare(self) -> threading.Thread:
+        """Let the planner work the chosen case out while its question is not asked yet: a large one takes seconds, and
+        the case keeps what was found. The thread only computes; `start` waits until it has."""
+        name = self.case.value
+        if name not in self.working:
+            self.working[name] = threading.Thread(target=lambda: case_of(name).found, daemon=True)
+            self.working[name].start()
+        return self.working[name]
 
     def start(self, case: str, without: tuple[str, ...] = ()) -> None:
-        """Begin an interview; the planner works the case out first, which takes some seconds."""
+        """Begin an interview, as soon as the planner has worked the case out."""
         self.message.value = "<i>the planner works the case out ...</i>"
+        if case in self.working:  # one search, not two beside each other
+            self.working[case].join()
         try:
             self.session = self.make(case, without=without)
         except ValueError as error:
@@ -197,7 +212,7 @@ class MockInterviewPanel(Twin, widgets.VBox):
         asked.menu.focus()
 
     def _mended(self, number: int) -> None:
-        self.boxes = {f"mend {number}": _box("My mend is the planner's, or it fits as well and I said what it costs")}
+        self.boxes = {f"mend {number}": _box("My repair is the planner's, or it fits as well and I said what it costs")}
         self.room.children = (*self.room.children, *self.boxes.values())
         self._open(self.onward)
 

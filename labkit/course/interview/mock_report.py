@@ -6,8 +6,7 @@
     MockLog().keep(report)   in the user's data folder, beside progress and cards
     MockLog().second_try()   another case of the same level with other changes, and from when on it is worth a try
 
-What mends a topic is not written anywhere: cards have the topic as a tag and name cells of labs, and exercises belong
-to these labs.
+Cards that mend a topic have it as a tag, and name cells of labs. Exercises that practise it are in mock_mends.yaml.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from labkit.course.cards.card_faces import formulas
@@ -31,12 +32,18 @@ from labkit.course.interview.mock_script import other
 from labkit.course.learner.log import Log
 from labkit.course.learner.store import Store
 from labkit.course.numbers import number_of
+from labkit.plan.words import plural
 
 NAME = "interviews.sqlite3"
 STEPS = (
     ("CREATE TABLE interviews (id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, said TEXT NOT NULL)",),
 )
 A_WEEK = timedelta(days=7)
+MENDS = Path(__file__).with_name("mock_mends.yaml")
+NAMES: Mapping[str, str] = MappingProxyType(
+    {"deeper": "deeper on", "missed": "hint on", "what": "change", "mend": "repair of change"}
+)
+"""Words for the kind of a point that has one before its name."""
 WEAKEST, MOST_CARDS, MOST_LABS, MOST_CELLS, MOST_EXERCISES = 3, 4, 2, 4, 3
 
 
@@ -149,8 +156,15 @@ class MockReport(BaseModel):
         return f"<div style='max-width:860px;line-height:1.4'><p>{escape(self.judgement)}</p>{phases}{mends}</div>"
 
 
+@cache
+def practised() -> Mapping[str, tuple[str, ...]]:
+    """For each topic the keys of exercises that practise it, the plainest first."""
+    topics = yaml.safe_load(MENDS.read_text(encoding="utf-8"))
+    return MappingProxyType({topic: tuple(keys) for topic, keys in topics.items()})
+
+
 def mend_of(topic: str, deck: Deck, reached: float = 0.0, of: int = 0) -> TopicMend:
-    """What mends a topic: its easiest cards, the labs that most of its cards name, cells of these, and their exercises.
+    """What mends a topic: its easiest cards, the labs that most of its cards name, cells of these, and its exercises.
 
     ValueError, with the nearest tag, for a topic that no card has."""
     cards = sorted(deck.of({topic}), key=lambda card: card.difficulty)
@@ -158,7 +172,7 @@ def mend_of(topic: str, deck: Deck, reached: float = 0.0, of: int = 0) -> TopicM
     by_lab = Counter(number_of(cell) for cell in cells.elements())
     labs = tuple(lab for lab, _ in by_lab.most_common(MOST_LABS))
     shown = tuple(cell for cell, _ in cells.most_common() if number_of(cell) in labs)[:MOST_CELLS]
-    keys = [key for lab in labs for key, _ in folders() if key.startswith(f"{lab}.")]
+    keys = practised().get(topic) or [key for lab in labs for key, _ in folders() if key.startswith(f"{lab}.")]
     fronts = tuple((card.id, card.as_sentence(card.front)) for card in cards[:MOST_CARDS])
     return TopicMend(topic, reached, of, fronts, labs, shown, tuple(keys[:MOST_EXERCISES]))
 
@@ -217,10 +231,28 @@ def _cells(kind: str, *texts: str) -> str:
 
 
 def _row(phase: PhaseScore) -> tuple[str, str, str, str]:
-    missed = "<br>".join("with help: " * (point.reached > 0) + formulas(point.words)
-                         for point in phase.points if point.reached < 1)  # fmt: skip
     times = f"{clock_text(phase.seconds)} of {clock_text(phase.budget_s)}"
-    return escape(phase.title), f"{phase.reached:g} of {len(phase.points)}", times, missed or "nothing"
+    return escape(phase.title), f"{phase.reached:g} of {len(phase.points)}", times, _missed(phase.points)
+
+
+def _missed(points: tuple[ScoredPoint, ...]) -> str:
+    """The names of what did not come, and of what came with help; their words are folded below."""
+    short = [point for point in points if point.reached < 1]
+    if not short:
+        return "nothing"
+    parts = [
+        words + ", ".join(_name(point) for point in short if (point.reached > 0) == helped)
+        for words, helped in (("", False), ("with help: ", True))
+        if any((point.reached > 0) == helped for point in short)
+    ]
+    rows = "".join(f"<li><b>{escape(_name(point))}</b>: {formulas(point.words)}</li>" for point in short)
+    return f"<details><summary>{escape('; '.join(parts))}</summary><ul>{rows}</ul></details>"
+
+
+def _name(point: ScoredPoint) -> str:
+    """`links`, `deeper on links`, `hint on links`, `change 1`, `repair of change 1`."""
+    kind, _, rest = point.name.partition(" ")
+    return f"{NAMES[kind]} {rest}" if rest else point.name
 
 
 def _mended(mend: TopicMend) -> str:
@@ -228,6 +260,6 @@ def _mended(mend: TopicMend) -> str:
     cells = ", ".join(f"<a data-cell='{escape(cell)}'>{escape(cell)}</a>" for cell in mend.cells)
     exercises = ", ".join(f"<code>{escape(key)}</code>" for key in mend.exercises) or "none"
     return (
-        f"<p><b>{escape(mend.topic)}</b>, {mend.reached:g} of {mend.of} points. Labs {escape(', '.join(mend.labs))}: "
-        f"{cells}. Exercises: {exercises}. Cards:</p><ul>{cards}</ul>"
+        f"<p><b>{escape(mend.topic)}</b>, {mend.reached:g} of {plural(mend.of, 'point')}. "
+        f"Labs {escape(', '.join(mend.labs))}: {cells}. Exercises: {exercises}. Cards:</p><ul>{cards}</ul>"
     )

@@ -49,11 +49,11 @@ KINDS: Mapping[str, str] = MappingProxyType(
     {
         LAYOUT: "the cut: ranks, sequences or layers no longer divide",
         MEMORY: "memory: a device no longer holds its part",
-        "tp": "the wire of tp",
-        "cp": "the wire of cp",
-        "ep": "the wire of ep",
-        "pp": "the wire of pp",
-        "dp": "the wire of dp",
+        "tp": "communication along tp",
+        "cp": "communication along cp",
+        "ep": "communication along ep",
+        "pp": "communication along pp",
+        "dp": "communication along dp",
         BUBBLE: "the bubble of the pipeline",
         COMPUTE: "computing",
         ONCE: "the host and the optimizer, once a step",
@@ -259,7 +259,9 @@ def carried(old: Plan, now: Situation) -> tuple[Layout, Recipe]:
     of_rank = now.batch // layout.dp
     rows = min(micro_rows(old.recipe, old.layout), of_rank)
     if of_rank % rows:
-        raise ValueError(f"{plural(of_rank, 'row')} of a rank make no whole micro-batches of {plural(rows, 'row')}")
+        raise ValueError(
+            f"{plural(of_rank, 'sequence')} of a rank make no whole micro-batches of {plural(rows, 'sequence')}"
+        )
     recipe = replace(old.recipe, batch_size=now.batch, n_micro=of_rank // rows, precision=now.precision)
     check_plan(now.shape, recipe, layout)
     return layout, recipe
@@ -375,7 +377,7 @@ def _differences(old: Plan, new: Plan) -> tuple[str, ...]:
         rows = micro_rows(recipe, layout)
         return sizes | {
             "strategy": shared, "schedule": schedule, "recomputation": recipe.recompute,
-            "micro-batches": f"{recipe.n_micro} of {plural(rows, 'row')}",
+            "micro-batches": f"{recipe.n_micro} of {plural(rows, 'sequence')}",
         }  # fmt: skip
 
     before, after = chosen(old), chosen(new)

@@ -5,6 +5,7 @@ FractureQuestion is one question, which the mock interview asks, too; WhatBreaks
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from html import escape
 
@@ -20,7 +21,7 @@ LINE = 20
 
 
 class FractureQuestion(widgets.VBox):
-    """One change: choose what breaks, press answer, say the mend aloud, and look at the planner's.
+    """One change: choose what breaks, press answer, say the repair aloud, and look at the planner's.
 
     Tab goes from control to control, arrows choose, Enter presses. `.fracture` is what is asked, `.offered` the four
     kinds, `.right` None until an answer was given. No text of the answer is in the page before."""
@@ -31,19 +32,22 @@ class FractureQuestion(widgets.VBox):
         seed: int = 0,
         on_answer: Callable[[bool], object] | None = None,
         on_mend: Callable[[], object] | None = None,
-        mend_question: Callable[[bool], str] = lambda _: "How do you mend it? Say it aloud.",
+        mend_question: Callable[[bool], str] = lambda _: "How do you repair it? Say it aloud.",
     ) -> None:
         """`on_answer` is called with whether the choice was right, `on_mend` when the planner's mend is shown;
         `mend_question` gives the follow-up question, for a right choice and for a wrong one."""
         self.fracture, self.offered = fracture, choices(fracture, seed)
         self.on_answer, self.on_mend, self.mend_question = on_answer, on_mend, mend_question
         self.right: bool | None = None
+        self.searching = threading.Thread(target=lambda: fracture.mend, daemon=True)
         self.asking = widgets.HTML(f"<b>{escape(fracture.question)}</b>")
         options = [(KINDS[kind], kind) for kind in self.offered]
         self.menu = widgets.RadioButtons(options=options, value=None, layout=wide())
         self.go = widgets.Button(description="answer", tooltip="the planner judges your choice", button_style="primary")
         self.verdict = widgets.HTML(layout=wide())
-        self.show_mend = widgets.Button(description="show the mend", tooltip="the planner's best plan after the change")
+        self.show_mend = widgets.Button(
+            description="show the repair", tooltip="the planner's best plan after the change"
+        )
         self.mended = widgets.HTML(layout=wide())
         self.go.on_click(lambda _: self.answer())
         self.show_mend.on_click(lambda _: self.mend())
@@ -59,6 +63,7 @@ class FractureQuestion(widgets.VBox):
             return
         self.right = self.menu.value == self.fracture.kind
         self.menu.disabled = self.go.disabled = True
+        self.searching.start()  # while the learner says a mend aloud
         head = "Right" if self.right else f"No: {KINDS[self.fracture.kind]}"
         words = f"<b>{escape(head)}.</b> {escape(self.fracture.words)}"
         self.verdict.value = f"<p>{words}</p><p>{escape(self.mend_question(self.right))}</p>"
@@ -68,10 +73,11 @@ class FractureQuestion(widgets.VBox):
         self.show_mend.focus()
 
     def mend(self) -> None:
-        """Show the planner's mend. It is searched for now, which takes from a second to half a minute."""
+        """Show the planner's mend. The search began with the answer, and takes from a second to half a minute."""
         if self.right is None or self.show_mend.disabled:
             return
         self.show_mend.disabled, self.mended.value = True, "<i>the planner is searching ...</i>"
+        self.searching.join()
         self.mended.value = f"<p>{escape(self.fracture.mend_words)}</p>"
         if self.on_mend:
             self.on_mend()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WARM = 3
 """Steps whose times are not compared: the first make state and learn orders, the second is probed."""
 FREE = (
-    "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "sequence_parallel",
+    "strategy", "schedule", "n_micro", "stages_per_rank", "offload", "recompute", "sequence_parallel", "tp_overlap",
     "shard_ranks", "reshard", "fp8_gathers",
 )  # fmt: skip
 """Fields of a recipe that may change when a run is resumed: they decide where and when, not what, is computed."""
@@ -157,7 +157,8 @@ def life(group: Group, order: Order) -> dict[str, Any]:
     mesh = Mesh.connect(order.layout, group)
     step = assemble(order.config, order.recipe, mesh)
     losses, begin, where, run_id = _resume(order, step, mesh)
-    peak = peak_flops(group, PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision]))
+    products = PRODUCTS.get(order.recipe.precision, WEIGHTS[order.recipe.precision])
+    peak = peak_flops(group, products)
     seconds, skipped, probed = [], 0, min(begin + 1, order.steps - 1)
     own_time = OwnTime(group)
     seen: dict[str, Any] = {"memory": {}, "sent": {}, "charged": {}}
@@ -190,6 +191,7 @@ def life(group: Group, order: Order) -> dict[str, Any]:
             saving = checkpoints.save_start(order.run, number + 1, step.parts, mesh, note, run_id=run_id)
     if saving is not None:
         where = str(saving.wait(group))
+    peak = max(peak, peak_flops(group, products))  # the machine may have been busier before the run than during it
     by_rank = of_all(group, own_time.seconds[WARM:])
     if group.rank == 0:
         for slow in stragglers(by_rank):

@@ -25,7 +25,9 @@ class TrainingReport:
     memory          by rank: bytes by kind at the peak of one step
     sent, law       by rank: bytes sent in that step by axis, and those of the laws (None under autocast)
     charged         that part of `sent` which was not counted: of collectives that the backend carried out
-    peak_flops      flop/s of a matrix product on one rank while all ranks compute
+    peak_flops      flop/s of a matrix product on one rank while all ranks compute, the best before and after the run
+    mfu             share of that which the model's flops are; above 1 where the machine was busy both times, and then
+                    no utilisation at all
     """
 
     config: dict[str, Any]
@@ -72,10 +74,17 @@ class TrainingReport:
         (first, start), (last, end) = self.losses[0], self.losses[-1]
         return (
             f"loss {start:.4f} at step {first} -> {end:.4f} at step {last}\n"
-            f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%} of "
-            f"{metric_text(self.peak_flops, 'flop/s')} a rank (the best matrix product while all ranks work)"
-            + (", more than all: the machine was busier while that was measured" if self.mfu > 1 else "")
+            f"{seconds_text(self.step_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {self._utilisation()}"
             + (f"\n{self.skipped} steps were skipped for gradients that were not finite" if self.skipped else "")
+        )
+
+    def _utilisation(self) -> str:
+        peak = f"{metric_text(self.peak_flops, 'flop/s')} a rank (the best matrix product while all ranks work)"
+        if self.mfu <= 1:
+            return f"MFU {self.mfu:.1%} of {peak}"
+        return (
+            f"MFU not measurable: a step did {self.mfu:.2f} times the flops of {peak}. The machine was busy with other "
+            "programs while that was measured, before and after the run"
         )
 
     def _caption(self) -> str:

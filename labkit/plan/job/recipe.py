@@ -25,6 +25,7 @@ from labkit.plan.laws import (
     experts,
     halo,
     optimizers,
+    overlapped_tensor,
     pipeline,
     schedules,
     strategies,
@@ -86,6 +87,8 @@ class Recipe:
                      ranks; "selective": that, norms and activations, while products and attention are kept;
                      "full": each block, of which only the input is kept
     sequence_parallel  what tp leaves whole is cut over its ranks, along the tokens
+    tp_overlap       with sequence_parallel: products are cut into tp pieces, and what tp sends for one piece travels
+                     while another one is computed (labkit.parallel.overlapped_tensor)
     precision        "fp32", "fp64": everything in it;
                      "bf16": weights, gradients and activations in bf16, the optimizer steps on fp32 masters;
                      "pure-bf16": the same without masters, and the optimizer's state is in bf16, too: small steps on
@@ -128,6 +131,7 @@ class Recipe:
     stages_per_rank: int = 1
     recompute: str = "none"
     sequence_parallel: bool = False
+    tp_overlap: bool = False
     precision: str = "fp32"
     fp32_gradients: bool = False
     offload: bool = False
@@ -175,7 +179,7 @@ class Recipe:
         for name in ("lr", "weight_decay", "warmup_steps", "prefetch"):
             if not is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a number, 0 or more, got {getattr(self, name)!r}")
-        for name in ("sequence_parallel", "fp32_gradients", "offload", "reshard", "fp8_gathers"):
+        for name in ("sequence_parallel", "tp_overlap", "fp32_gradients", "offload", "reshard", "fp8_gathers"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.clip_norm is not None and not is_number(self.clip_norm, above=True):
@@ -191,6 +195,7 @@ class Recipe:
         """Why two of these choices exclude each other, and the mend; nothing where all go together."""
         for law in (self.schedule_law, self.steps_by, self.precision_law):
             yield from law.excludes(self)
+        yield from overlapped_tensor.excludes(self)
         for other in strategies.LAWS.values():
             for option in other.options:
                 value = getattr(self, option)

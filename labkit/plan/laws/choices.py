@@ -63,6 +63,10 @@ class Choices(Protocol):
         """True if tp also cuts rows by position."""
 
     @property
+    def tp_overlap(self) -> bool:
+        """True if products of tp are cut into pieces, beside which activations travel."""
+
+    @property
     def recompute(self) -> str:
         """Which part of a block backward computes a second time: none, selective, full ..."""
 

@@ -6,8 +6,8 @@
              experts sends what an MLP does, and a little more (laws/expert_tensor.py)
     again    full: attention's closing all_reduce, and not that of the MLP, with which a block ends; in sequence both
              gathers as well, which are half an all_reduce each, and are all that "gathers" and "selective" run again
-    waits    for all of it: the next product needs the sum. (labkit.parallel.overlapped_tensor, which cuts the product
-             into pieces, sends the same and hides a part; no layout of the planner asks for it)
+    waits    for all of it: the next product needs the sum. With `tp_overlap` the product is cut into pieces, which
+             hide a part of it (laws/overlapped_tensor.py)
 
 Sequence parallelism sends the same in two calls, a reduce_scatter and an all_gather. Sources: Shoeybi et al.,
 arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.plan.breakdown import Item
+from labkit.plan.laws import overlapped_tensor
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.timing import PassSeconds, Timing
 from labkit.plan.laws.traffic import StepTraffic
@@ -28,7 +29,8 @@ from labkit.plan.words import multiples
 
 
 def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
-    """Rows that sequence parallelism cannot cut."""
+    """Rows that sequence parallelism cannot cut, and products that are not cut into pieces."""
+    yield from overlapped_tensor.refuses(shape, choices, layout)
     tokens = shape.seq // layout.cp
     if choices.sequence_parallel and tokens % layout.tp:
         cut = f"the {tokens} tokens of a rank, seq={shape.seq} / cp={layout.cp}," * (layout.cp > 1)
@@ -52,27 +54,36 @@ def sums_again(choices: Choices, mixed: bool = False) -> float:
 
     `mixed`: a block with experts, which keep what was gathered for them unless all of the block runs again."""
     in_sequence, gathers = choices.sequence_parallel, 1 if mixed else 2
-    return {"none": 0.0, "full": 1.0 + 0.5 * in_sequence}.get(choices.recompute, 0.5 * gathers * in_sequence)
+    # of a product in pieces all is known after its sum, so that the MLP's runs again as well
+    return {"none": 0.0, "full": 1.0 + 0.5 * (in_sequence + choices.tp_overlap)}.get(
+        choices.recompute, 0.5 * gathers * in_sequence
+    )
 
 
 def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
     """Seconds of the sums of one layer, forward and backward, and those in which Python starts them.
 
-    Attention and MLP close with a sum in each direction; the embedding with one forward, the head with one backward."""
+    Attention and MLP close with a sum in each direction; the embedding with one forward, the head with one backward. In
+    pieces each half of these two counts where it is, since only the head hides its halves."""
     choices, setting, n = timing.choices, timing.setting, timing.layout.tp
     # autocast keeps its copy of what was gathered, and a block that runs again as a whole gathers in that run
     kept = choices.recompute == "full" or timing.narrow < timing.wide
     repeated = 0.0 if kept else sums_again(choices, layer == "block" and timing.shape.n_expert > 0)
-    counts = {"embedding": (1, 0), "head": (0, 1)}.get(layer, (2, 2 + repeated))
+    pieces = choices.tp_overlap and n > 1
+    ends = {"embedding": (0.5, 0.5), "head": (0.5, 0.5)} if pieces else {"embedding": (1, 0), "head": (0, 1)}
+    counts = ends.get(layer, (2, 2 + repeated))
     crosses = timing.layout.pp > 1 and timing.layout.size > timing.machine.node_size
     call = timing.machine.practice.host_call_s * (1 + crosses * n)
     calls = (n > 1) * (1 + setting.in_sequence) * call
     size, machine = timing.tokens * timing.shape.d_model, timing.along("tp")
+    sums = [sum_s(machine, n, size, width, setting.in_sequence) for width in (timing.narrow, timing.wide)]
     forward, backward = (
-        PassSeconds(tp=count * sum_s(machine, n, size, width, setting.in_sequence), host=count * calls)
-        for count, width in zip(counts, (timing.narrow, timing.wide), strict=True)
+        PassSeconds(tp=count * seconds, host=count * calls) for count, seconds in zip(counts, sums, strict=True)
     )
-    return forward, backward
+    if not pieces:
+        return forward, backward
+    ahead, behind = overlapped_tensor.changes_s(timing, layer, (sums[0] / 2, sums[1] / 2))
+    return forward.plus(ahead), backward.plus(behind)
 
 
 def rerun(choices: Choices, forward: PassSeconds) -> PassSeconds:
@@ -83,6 +94,8 @@ def rerun(choices: Choices, forward: PassSeconds) -> PassSeconds:
 def row(timing: Timing, spent: PassSeconds) -> Item:
     """The seconds of all sums of a step."""
     formula = f"{timing.layout.tp} ranks, ring all_reduce of B T D, 4 a block"
+    if timing.choices.tp_overlap:
+        formula += "; what products in pieces do not hide"
     return Item("tp", spent.tp, "s", formula, "arXiv:1909.08053, 3")
 
 

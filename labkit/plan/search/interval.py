@@ -1,4 +1,4 @@
-"""The interval of a prediction: what nine of ten published runs like a plan took, in multiples of what is foretold.
+"""The interval of a prediction: what nine of ten published runs like a plan took, in multiples of what is predicted.
 
 A plan is like the published runs of its kind, the first of these that is true of it:
 
@@ -8,7 +8,7 @@ A plan is like the published runs of its kind, the first of these that is true o
     pipeline              a pipeline on one node
     many nodes            no pipeline, 64 nodes or more
     small                 a model of fewer than 1e9 parameters
-    35%, 20%, 0%          at least so much MFU is foretold
+    35%, 20%, 0%          at least so much MFU is predicted
 
 By hand: the kind's `low` and `high` in uncertainty.toml, times the predicted seconds. A 20th of the runs of a kind lies
 below `low` and a 20th above `high`, where each source counts as much as the others, however many runs it has: the next
@@ -37,15 +37,15 @@ MEANING = MappingProxyType({
     "pipeline": "pipelines on one node",
     "many nodes": f"no pipeline, {MANY_NODES} nodes and more",
     "small": "no pipeline, fewer than 1e9 parameters",
-    "35%": "no pipeline, 35% MFU foretold and more",
-    "20%": "no pipeline, 20 to 35% MFU foretold",
-    "0%": "no pipeline, less than 20% MFU foretold",
+    "35%": "no pipeline, 35% MFU predicted and more",
+    "20%": "no pipeline, 20 to 35% MFU predicted",
+    "0%": "no pipeline, less than 20% MFU predicted",
 })  # fmt: skip
 """The kinds in words."""
 
 
 def kind_of(shape: ModelShape, layout: Layout, hardware: Hardware, mfu: float) -> str:
-    """The kind of a run of which so much MFU is foretold, 0 to 1."""
+    """The kind of a run of which so much MFU is predicted, 0 to 1."""
     nodes = -(-layout.size // hardware.node_size)
     if shape.n_expert:
         return "experts"

@@ -103,20 +103,20 @@ def near(
 
 
 def told(
-    shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool = False, foretold: float | None = None
+    shape: ModelShape, hardware: Hardware, n_ranks: int, eight_bits: bool = False, predicted: float | None = None
 ) -> str:
     """One line: `published near this: 40 to 46% MFU (llm-foundry, mpt-7b on 8 to 64 h100, rows of 2,048 tokens)`.
 
     Further away than a model of 4 times the size, or another family of devices, is not near: then it says so. Where the
-    MFU that was `foretold` is far from what was reached near it, it says that the two disagree."""
+    MFU that was `predicted` is far from what was reached near it, it says that the two disagree."""
     (nearest,) = near(shape, hardware, n_ranks, 1, eight_bits)
     far = nearest.distance > math.log(4)
     words = "nothing near this is published; nearest" if far else "published near this"
     reached = [best.mfu for best in nearest.runs]
     apart = ""
-    if foretold and not far and not min(reached) / DISAGREE <= foretold <= max(reached) * DISAGREE:
-        way = "below" if foretold < min(reached) else "above"
-        apart = f". The prediction, {100 * foretold:.0f}% MFU, is {way} that: trust what was reached"
+    if predicted and not far and not min(reached) / DISAGREE <= predicted <= max(reached) * DISAGREE:
+        way = "below" if predicted < min(reached) else "above"
+        apart = f". The prediction, {100 * predicted:.0f}% MFU, is {way} that: trust what was reached"
     return f"{words}{', in fp8' * eight_bits}: {nearest}{apart}"
 
 

@@ -1,4 +1,4 @@
-"""Risk: what made published runs like a plan take longer than was foretold of them, and the seconds to expect for it.
+"""Risk: what made published runs like a plan take longer than was predicted of them, and the seconds to expect for it.
 
 A risk has odds and the seconds that are lost if it comes true. A plan has one of these, or none:
 
@@ -15,7 +15,7 @@ A risk has odds and the seconds that are lost if it comes true. A plan has one o
 
     to expect       the seconds that belong to the mean speed: 1 / ((1 - odds) / s + odds / (s + lost))
 
-Seconds of a step stay as they are foretold; a search orders its plans by what is to be expected. That is never more
+Seconds of a step stay as they are predicted; a search orders its plans by what is to be expected. That is never more
 than s / (1 - odds), however much may be lost: a cluster that is late once is no reason against all pipelines.
 An example by hand: 16 micro-batches on 4 stages and 8 nodes start 4 (16 + 3) = 76 messages. 1 - 0.965^8 = 0.25 of such
 runs were late, by 0.22 s a message, in one of 6 sources: odds of 0.041, 16.7 s lost. Of a step of 2 s 2.08 s are to be
@@ -38,7 +38,7 @@ from labkit.plan.search.uncertainty import Constants, constants
 
 
 class Risk(NamedTuple):
-    """One reason for which a step may take longer than foretold: its name, the fact behind it, its odds, 0 to 1, and
+    """One reason for which a step may take longer than predicted: its name, the fact behind it, its odds, 0 to 1, and
     the seconds that are lost if it comes true."""
 
     name: str
@@ -47,7 +47,7 @@ class Risk(NamedTuple):
     lost_s: float
 
     def expected_s(self, step_s: float) -> float:
-        """The seconds that belong to the mean speed of a step that is foretold to take `step_s`."""
+        """The seconds that belong to the mean speed of a step that is predicted to take `step_s`."""
         return 1 / ((1 - self.odds) / step_s + self.odds / (step_s + self.lost_s))
 
 
@@ -58,7 +58,7 @@ def risks(
     n_bytes: float = 0.0,
     known: Constants | None = None,
 ) -> tuple[Risk, ...]:
-    """The risks of one plan whose fullest rank is foretold to hold `n_bytes`; 0 leaves out
+    """The risks of one plan whose fullest rank is predicted to hold `n_bytes`; 0 leaves out
     the risks of its memory.
 
     `known`: other constants than those of uncertainty.toml."""

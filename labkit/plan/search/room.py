@@ -1,7 +1,7 @@
 """Sentences beside a plan's numbers: the machine that is assumed, what else wants its memory, how sure a fit is, the
 interval of its seconds, and what puts it at risk.
 
-Memory is foretold for labkit's own strategies, and others' runs differ from it: four of five published runs lie within
+Memory is predicted for labkit's own strategies, and others' runs differ from it: four of five published runs lie within
 `EDGE` of it (labkit.plan.search.search). A plan that holds so nearly what a device has is at the edge: it may fit.
 """
 
@@ -57,7 +57,7 @@ def edge(plans: Sequence[Plan]) -> list[str]:
     """Lines if the first plan, or where none fits the nearest one, is at the edge; and the fastest that is not."""
     if not plans:
         return []
-    words = f"within the {EDGE:.0%} to which four of five published runs are foretold"
+    words = f"within the {EDGE:.0%} to which four of five published runs are predicted"
     if plans[0].kept:
         if not plans[0].at_edge:
             return []
@@ -118,8 +118,8 @@ def interval_words(plan: Plan) -> list[str]:
     memory, held = plan.memory.total, constants().held
     seconds, times = f"{low * plan.step_s:.3g} to {high * plan.step_s:.3g} s", f"{low:.2g} to {high:.2g} times"
     return [
-        f"interval: {seconds} a step for {plan.step_s:.3g} s foretold. Nine of ten of {runs:,} published runs ({kind}; "
-        f"{sources}) took {times} what is foretold of them. Memory: {gb(held.low * memory)} to "
+        f"interval: {seconds} a step, predicted {plan.step_s:.3g} s. Nine of ten of {runs:,} published runs ({kind}; "
+        f"{sources}) took {times} what is predicted of them. Memory: {gb(held.low * memory)} to "
         f"{gb(held.high * memory)} for {gb(memory)}, since nine of ten of {held.runs:,} held {held.low:.2g} to "
         f"{held.high:.2g} times as much"
     ]
@@ -137,7 +137,7 @@ def risk_words(plans: Sequence[Plan], count: int) -> list[str]:
     fastest = min(kept, key=lambda plan: plan.step_s, default=None)
     if fastest is not None and fastest.step_s < kept[0].step_s:
         lines.append(
-            f"not first, though it is foretold to take {fastest.step_s:.3g} s: {_place(fastest)}. With its risk "
+            f"not first, though it is predicted to take {fastest.step_s:.3g} s: {_place(fastest)}. With its risk "
             f"{fastest.expected_s:.3g} s are to be expected: {'; '.join(risk.words for risk in fastest.risks)}"
         )
     return lines

@@ -75,7 +75,7 @@ SETTLED = 4
 """Plans, the first ones, whose place in the order is settled by their memory, too."""
 EDGE = 0.15
 """The share of a device's memory, above and below it, within which it is not sure that a plan fits: of five
-published runs four lie so near to what is foretold (labkit.plan.search.compared_with_published)."""
+published runs four lie so near to what is predicted (labkit.plan.search.compared_with_published)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Plan:
     mfu    model flops utilisation, 0 to 1; with an adapter of the flops that it needs (4 a frozen weight)
     needs_bytes   where it was refused for its memory: what a rank would hold, at least
     adapter   what trains in the place of the weights; None: the weights do
-    risks   what made published runs like it slower than foretold, with its odds"""
+    risks   what made published runs like it slower than predicted, with its odds"""
 
     shape: ModelShape
     hardware: Hardware
@@ -135,8 +135,8 @@ class Plan:
 
     @property
     def interval(self) -> Interval | None:
-        """What nine of ten published runs like it took, in multiples of what is foretold; None for a refused plan, with
-        an adapter and on a CPU, since nothing like it is published."""
+        """What nine of ten published runs like it took, in multiples of what is predicted; None for a refused plan,
+        with an adapter and on a CPU, since nothing like it is published."""
         if not self.kept or self.adapter is not None or self.hardware.device == "cpu":
             return None
         return interval_of(self.shape, self.layout, self.hardware, self.mfu)

@@ -23,7 +23,7 @@ INTERVAL = MappingProxyType({
 
 
 class Interval(NamedTuple):
-    """Nine of ten `runs` took (or held) `low` to `high` times what is foretold of them; `sources` in words."""
+    """Nine of ten `runs` took (or held) `low` to `high` times what is predicted of them; `sources` in words."""
 
     low: float
     high: float

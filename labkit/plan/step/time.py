@@ -9,12 +9,12 @@
     bubble         how long the slowest rank of a pipeline waits: its schedule is simulated, or follows its law if long
     optimizer      weights, gradients and state, read and written; the work of owners on whole matrices (Muon), too
 
-    Their sum is the step. tp is not hidden: the next product needs the sum, and the planner knows no products that are
-    cut into pieces (labkit.parallel.overlapped_tensor). dp is hidden behind the backward of the last micro-batch,
-    except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the unit before it, as far as
-    that takes long enough. HSDP does so inside a group; what it sums across groups is hidden behind the last backward.
-    Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both want the same memory
-    (`contention` of labkit.plan.machine.efficiency).
+    Their sum is the step. tp is not hidden, since the next product needs the sum; with `tp_overlap` products are cut
+    into pieces, and tp is what these do not hide (laws/overlapped_tensor.py). dp is hidden behind the backward of the
+    last micro-batch, except for the last bucket. ZeRO-3 gathers unit by unit: each gather is hidden behind the unit
+    before it, as far as that takes long enough. HSDP does so inside a group; what it sums across groups is hidden
+    behind the last backward. Nothing hides the gather of new weights in ZeRO-1 and 2. What is hidden is not free: both
+    want the same memory (`contention` of labkit.plan.machine.efficiency).
 
     Experts: gradients of a rank's experts are reduced along expert_dp, those of all else along dp. ep cannot be hidden,
     because the experts need the tokens. `imbalance` is the load of the slowest rank's experts over the mean, and sets
@@ -188,7 +188,7 @@ class StepTime:
     def all_layers(self) -> dict[str, tuple[PassSeconds, PassSeconds]]:
         """Each kind of layer that the model has."""
         timing, known = self.timing, self.tables.layers
-        place = timing.setting, timing.products, self.recipe.sequence_parallel
+        place = timing.setting, timing.products, self.recipe.sequence_parallel, self.recipe.tp_overlap
         layers = known.get(place)
         if layers is None:
             layers = {name: self.layer(name) for name in LAYERS if name != "dense" or self.shape.n_expert}
@@ -211,7 +211,7 @@ class StepTime:
         added = (law.layer_s(timing, name) for law in (tensor, context_time, experts, expert_tensor))
         for compute, sums, *others in zip((cost.forward, cost.backward), *added, strict=True):
             idle = max(0.0, cost.host + sums.host - compute - sums.tp)
-            both = sums._replace(compute=compute, host=idle)
+            both = sums._replace(compute=compute + sums.compute, host=idle)
             for other in filter(any, others):
                 both = both.plus(other)
             passes.append(both)
@@ -222,7 +222,7 @@ class StepTime:
         recipe, timing, known = self.recipe, self.timing, self.tables.passes
         adding = data_parallel.adding_s(recipe.strategy_law, timing, self.params / recipe.stages_per_rank)
         runs = recipe.schedule, recipe.stages_per_rank, recipe.n_micro, adding, self.simulated
-        place = timing.setting, timing.products, recipe.sequence_parallel, *runs
+        place = timing.setting, timing.products, recipe.sequence_parallel, recipe.tp_overlap, *runs
         passes = known.get(place)
         if passes is None:
             passes = known[place] = self._passes(adding)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import stat
 import sys
@@ -14,6 +16,7 @@ from labkit.course.classroom.grade import grade
 from labkit.course.classroom.private_files import is_private, open_to_others
 from labkit.course.classroom.table import ExerciseResult, Table, files_of
 from tests.course.classroom.submissions import hand_in, notebook
+from tests.typed import typed
 
 TABLE = Table((ExerciseResult("ana", "03.2", False, "values", "rows", 1.0, False, 0, 3),), 1, 1.0)
 
@@ -75,3 +78,26 @@ def test_a_group_of_ones_own_is_nobody_else(tmp_path: Path) -> None:
     assert not open_to_others(tmp_path, stat.S_IWGRP)
     os.chown(tmp_path, 0, 54321)
     assert open_to_others(tmp_path, stat.S_IWGRP)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no wall confines an attempt, and none is graded")
+def test_a_seed_comes_from_a_file_or_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed that students can only be kept from by leaving it out; a file of which a part is taken for the seed, or
+    whose text, a password for instance, is repeated in a message."""
+    hand_in(tmp_path / "in" / "ana", notebook("x = 1"))
+    file, to = tmp_path / "seed.txt", tmp_path / "grades.csv"
+    file.write_text("12345\n")
+    assert typed("grade", tmp_path / "in", "--to", to, "--seed-file", file).returncode == 0
+    assert json.loads(to.with_suffix(".json").read_text())["seed"] == 12345
+    monkeypatch.setattr("sys.stdin", io.StringIO("678"))
+    assert typed("grade", tmp_path / "in", "--to", to, "--seed-file", "-").returncode == 0
+    assert json.loads(to.with_suffix(".json").read_text())["seed"] == 678
+    for text in ("", "12 of hunter2", "-5", "12.0", f"{2**61}"):
+        file.write_text(text)
+        refused = typed("grade", tmp_path / "in", "--to", to, "--seed-file", file)
+        assert refused.returncode == 1
+        assert "whole number" in refused.stderr
+        assert "hunter2" not in refused.stdout + refused.stderr
+    both = typed("grade", tmp_path / "in", "--to", to, "--seed-file", file, "--seed", 5)
+    assert both.returncode == 2
+    assert "leave one of them out" in " ".join(both.stderr.replace("│", " ").split())

@@ -15,7 +15,7 @@ from labkit.course.exercises.catalogue import folders
 from labkit.course.interview.mock_figures import figures
 from labkit.course.interview.mock_interview import BY_HELP, FOLLOW_UPS, TOPICS, MockInterview, mend_question
 from labkit.course.interview.mock_panel import MockInterviewPanel
-from labkit.course.interview.mock_report import MockLog, MockReport, PhaseScore, ScoredPoint, mend_of
+from labkit.course.interview.mock_report import MockLog, MockReport, PhaseScore, ScoredPoint, mend_of, practised
 from labkit.course.interview.mock_script import BREAKS, FIGURE, FILE, LEVELS, level_of, other, read_script, the_script
 from labkit.course.interview.what_breaks import CHANGES, KINDS, NOTHING
 from labkit.course.interview.what_breaks_panel import FractureQuestion
@@ -213,13 +213,59 @@ def test_the_report_names_the_three_weakest_topics_and_what_mends_them():
         named = {cell for card in deck.of({mend.topic}) for cell in card.lab}
         assert set(mend.cells) <= named
         assert {number_of(cell) for cell in mend.cells} <= set(mend.labs)
-        assert all(key.split(".")[0] in mend.labs for key in mend.exercises)
         assert set(mend.exercises) <= dict(folders()).keys()
         assert mend.topic in str(report)
     assert report.mends[0].labs[0] == "07"  # the lab of ZeRO-1 and 2
-    assert report.mends[0].exercises
+    assert report.mends[0].exercises == practised()["zero"]
+    assert {key.split(".")[0] for key in report.mends[2].exercises} <= set(
+        report.mends[2].labs
+    )  # of no topic asked for
     with pytest.raises(ValueError, match="no card"):
         mend_of("cooking", deck)
+
+
+def test_each_topic_that_is_asked_for_has_exercises_of_its_own():
+    """A bug: lab 14b has none, so that who could not design a plan was sent to ZeRO-3's. Would catch a topic without a
+    line, an exercise that is gone, and a line for a topic that nobody asks for."""
+    asked = {topic for phase in the_script() for point in phase.points for topic in point.topics}
+    asked |= {topic for topics in TOPICS.values() for topic in topics}
+    assert practised().keys() == asked
+    for topic, keys in practised().items():
+        assert len(set(keys)) == len(keys) > 0, topic
+        assert set(keys) <= dict(folders()).keys(), topic
+
+
+def test_the_table_of_a_report_names_what_was_missed_and_folds_its_words():
+    """Would catch paragraphs in a column of a table, and a point that came with help told as missed."""
+    points = (
+        ScoredPoint("links", "asked for both links: 450 GB/s", ("communication",), 0.0),
+        ScoredPoint("missed links", "Does it matter?", ("communication",), 0.5),
+        ScoredPoint("what 2", "Half of the devices?", ("memory",), 0.0),
+        ScoredPoint("batch", "asked for the batch", ("large-batch",), 1.0),
+    )
+    report = MockReport(
+        uid="x" * 32, at=NOON, case="eight", level=1, seed=0, changes=(),
+        phases=(PhaseScore("one", "One", 60, 60, points), PhaseScore("two", "Two", 60, 60, points[3:])),
+    )  # fmt: skip
+    shown = report._repr_html_()
+    assert "<summary>links, change 2; with help: hint on links</summary>" in shown
+    assert "450 GB/s" in shown.split("</summary>")[1]
+    assert "asked for the batch" not in shown
+    assert shown.count("<details>") == 1
+
+
+def test_the_planner_works_while_the_opening_is_read(monkeypatch, tmp_path):
+    """Would catch seconds that pass between start and the first question of a large case."""
+    searched = []
+    monkeypatch.setattr("labkit.course.topics.design_cases.plans", lambda *sizes, **_: searched.append(sizes) or ())
+    for design in CASES:
+        monkeypatch.delitem(vars(design), "found", raising=False)
+    panel = MockInterviewPanel(MockLog(tmp_path / "log"))
+    panel.case.value = "512"
+    panel.prepare().join()
+    assert case("512").shape in {sizes[0] for sizes in searched}
+    for design in CASES:
+        vars(design).pop("found", None)
 
 
 def test_a_second_try_is_other_but_equal(tmp_path):

@@ -30,3 +30,4 @@ def test_bytes_of_experts_stand_in_columns_of_their_own_beside_the_law(monkeypat
     assert "ep sent" in table
     assert "expert_dp sent" in table
     assert "equally busy" in table
+    assert "MFU not measurable" in table  # of a peak of one flop/s a step did more than all
