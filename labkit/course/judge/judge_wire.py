@@ -271,7 +271,7 @@ class JudgeWire:
 def group_over(line: Line, axis: str, places: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
     """A group that talks through the judge's wire; `places` are its members' places among the processes of the run.
 
-    Its global ranks are 1, 3, 5, ...: as in a group of every second rank of a larger world. Were they 0, 1, 2, ..., then
+    Its global ranks are 1, 3, 5, ...: as in a group of every second rank of a larger world. Were they 0, 1, 2, ...,
     an attempt that takes a global rank for the rank in its group would pass, and fail in a mesh."""
     wire = JudgeWire(line, axis, places, rank)
     return Group(axis, tuple(1 + 2 * place for place in places), rank, wire, wire.bound, ledger)
