@@ -174,7 +174,8 @@ class Going:
 
 
 class JudgeWire:
-    """Messages and collectives of one group. Peers are indexes in the group."""
+    """Messages and collectives of one group. Peers are indexes in the group; `ranks` are the members' places among the
+    processes of the run, which is how the judge knows them."""
 
     reads_late = True
 
@@ -207,8 +208,9 @@ class JudgeWire:
         return bool(self._line.ask("still")[0])
 
     def along(self, world: Group, axis: str, ranks: tuple[int, ...], rank: int) -> Group:
-        """A group of other `ranks`, over the same pipe."""
-        return group_over(self._line, axis, ranks, rank, world.ledger)
+        """A group of other `ranks`, global ones of `world`, over the same pipe."""
+        places = tuple(self.ranks[world.ranks.index(other)] for other in ranks)
+        return group_over(self._line, axis, places, rank, world.ledger)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -266,10 +268,13 @@ class JudgeWire:
         return Going(self._line, number, out)
 
 
-def group_over(line: Line, axis: str, ranks: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
-    """A group that talks through the judge's wire."""
-    wire = JudgeWire(line, axis, ranks, rank)
-    return Group(axis, ranks, rank, wire, wire.bound, ledger)
+def group_over(line: Line, axis: str, places: tuple[int, ...], rank: int, ledger: Ledger) -> Group:
+    """A group that talks through the judge's wire; `places` are its members' places among the processes of the run.
+
+    Its global ranks are 1, 3, 5, ...: as in a group of every second rank of a larger world. Were they 0, 1, 2, ...,
+    an attempt that takes a global rank for the rank in its group would pass, and fail in a mesh."""
+    wire = JudgeWire(line, axis, places, rank)
+    return Group(axis, tuple(1 + 2 * place for place in places), rank, wire, wire.bound, ledger)
 
 
 def ring_bytes(verb: str, n_ranks: int, n_bytes: int, source: bool) -> int:

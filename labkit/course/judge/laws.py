@@ -39,12 +39,13 @@ def sends(
     only: Collection[str] = (),
     to: Callable[[Case, int], Collection[int]] | None = None,
     messages: Callable[[Case, int], int] | None = None,
+    largest: Callable[[Case, int], float] | None = None,
 ) -> Law:
     """Each rank sends as many bytes as `per_rank(case, rank)` says, exactly or between two limits.
 
     `only`: the verbs that may be used ("send", "all_reduce"); `to`: the ranks it may send to; `messages`: at most how
-    many. Everything sent over a group that the attempt was given counts; what `play` sends itself goes over another
-    group (`aside` in run_record.py)."""
+    many; `largest`: the most bytes of one of them. Everything sent over a group that the attempt was given counts; what
+    `play` sends itself goes over another group (`aside` in run_record.py)."""
 
     def broken(record: RunRecord) -> Complaint | None:
         for rank in range(record.case.n_ranks):
@@ -67,6 +68,10 @@ def sends(
             if messages is not None and len(events) > messages(record.case, rank):
                 wanted = f"at most {messages(record.case, rank)} messages or collectives"
                 return Complaint(wanted, f"{len(events)}", rank, tuple(event.number for event in events))
+            for event in events if largest is not None else ():
+                if event.n_bytes > (limit := largest(record.case, rank)):
+                    wanted = f"at most {limit:,.0f} bytes in one message"
+                    return Complaint(wanted, f"{event.n_bytes:,} bytes", rank, (event.number,))
         return None
 
     return Law("wire", words, broken)

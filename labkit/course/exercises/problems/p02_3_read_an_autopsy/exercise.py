@@ -59,10 +59,12 @@ def situation(drawn: random.Random, n: int, fault: str) -> tuple[list[Place], li
         return places, sorted(guilty)
     closed = fault == "circle" and drawn.random() < 0.4  # by a collective that one of the circle is in
     if fault == "circle":
-        guilty = line[: drawn.randrange(2, n - 1)]
-        verbs = ("send", "recv") if len(guilty) > 2 else (drawn.choice(("send", "recv")),)  # two that match would go on
-        for rank, peer in zip(guilty, guilty[1:] + guilty[:1], strict=True):
-            places[rank] = {"at": drawn.choice(verbs), "peer": peer}
+        guilty = line[: drawn.randrange(2, n)]
+        pair = 2 if len(guilty) > 3 and not closed and drawn.random() < 0.5 else 0  # a circle of its own
+        for circle in (guilty[:pair], guilty[pair:]):
+            verbs = ("send", "recv") if len(circle) > 2 else (drawn.choice(("send", "recv")),)  # a match would go on
+            for rank, peer in zip(circle, circle[1:] + circle[:1], strict=True):
+                places[rank] = {"at": drawn.choice(verbs), "peer": peer}
         if closed:
             places[guilty[-1]] = {"at": verb, "number": number}
     else:
@@ -92,26 +94,33 @@ def cases() -> list[Case]:
 
 TRAITS = (
     "absent, two", "straggler, two", "absent beside a circle", "absent beside running", "circle beside running",
-    "mismatch beside finished", "three collectives", "closed by a collective", "finished", "raised", "died",
+    "mismatch beside finished", "three collectives", "closed by a collective", "two circles", "finished", "raised",
+    "died",
 )  # fmt: skip
 """What must be among the situations of a case; `traits` says what each means."""
 
 
 def traits(places: list[Place], guilty: list[int], fault: str) -> set[str]:
     """What a situation has that an attempt can overlook: several ranks to blame, a second fault that comes later in the
-    order of faults and that somebody waits for, a third collective, a circle with a collective on it."""
+    order of faults and that somebody waits for, a third collective, a circle with a collective on it, two circles."""
     collectives = {place["at"] for place in places if "number" in place}
     others = {place["at"] for rank, place in enumerate(places) if rank not in guilty} if collectives else set()
-    pairs = [rank for rank, place in enumerate(places) if "peer" in place and places[place["peer"]].get("peer") == rank]
     named = {
         f"{fault}, two": len(guilty) > 1,
-        f"{fault} beside a circle": bool(pairs),
+        f"{fault} beside a circle": bool(facing(places)),
         "three collectives": len(collectives) > 2,
         "closed by a collective": fault == "circle" and any("number" in places[rank] for rank in guilty),
+        "two circles": fault == "circle" and len(guilty) > 3 and any({*pair} <= {*guilty} for pair in facing(places)),
     }
     beside = {f"{fault} beside {at}" for at in others}
     gone = {places[rank]["at"] for rank in guilty} if fault == "absent" else set()
     return {name for name, is_so in named.items() if is_so} | beside | gone
+
+
+def facing(places: list[Place]) -> list[tuple[int, int]]:
+    """Ranks that wait for a message from or to each other, each with the other."""
+    pairs = [(rank, place["peer"]) for rank, place in enumerate(places) if "peer" in place]
+    return [(rank, peer) for rank, peer in pairs if places[peer].get("peer") == rank]
 
 
 def all_drawn(case: Case) -> list[tuple[list[Place], list[int], str]]:

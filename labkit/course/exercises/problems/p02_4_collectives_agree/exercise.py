@@ -72,6 +72,16 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
             program[place] |= {"verb": name.split()[-1], "op": "sum", "source": 0}
         mistakes = {"op": drawn.choice(("mean", "max", "min")), "source": drawn.randrange(1, len(programs))}
         call[name.split()[1]] = mistakes[name.split()[1]]
+    elif name == "mean on one rank and max on the others":
+        for program in programs:
+            program[place] |= {"verb": "all_reduce", "op": "max"}
+        call["op"] = "mean"
+    elif name == "source 2 on one rank and 1 on the others":
+        for program in programs:
+            program[place] |= {"verb": "broadcast", "source": 1}
+        call["source"] = 2
+    elif name == "one call twice in a row":
+        last.insert(place, dict(call))
     elif name == "two calls in the other order":
         last[place : place + 2] = last[place : place + 2][::-1]
     elif name == "one call missing in the middle":
@@ -94,6 +104,7 @@ def spoiled(drawn: random.Random, programs: Programs, name: str) -> Programs:
 WRONG = (
     "other verb", "other shape", "other shape in its last dimension", "as many numbers in another shape", "other dtype",
     *(f"other {entry} in one {verb}" for entry in ("op", "source") for verb in COLLECTIVES),
+    "mean on one rank and max on the others", "source 2 on one rank and 1 on the others", "one call twice in a row",
     "two calls in the other order", "one call missing in the middle", "the last call missing",
     "one call too many at the end", "one call too many at the end of a rank in the middle",
     "the first rank alone is wrong", "a rank in the middle is wrong",

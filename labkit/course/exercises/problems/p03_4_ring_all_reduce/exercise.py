@@ -64,6 +64,7 @@ PROBLEM = exercise(
             only=("send",),
             to=lambda case, rank: {(rank + 1) % case.n_ranks},
             messages=lambda case, rank: 2 * (case.n_ranks - 1),
+            largest=lambda case, rank: whole(case) / case.n_ranks,
         ),
         peak(
             lambda case, rank: 4 * whole(case) + SLACK_BYTES,

@@ -66,7 +66,7 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
     draw = random.Random(case.seed)
     n, part = case["n"], 8 * draw.randint(20, 900)
     size, odd, when, then = n * part, draw.randrange(n), draw.randrange(2 * n - 2), draw.randrange(1, 2 * n - 2)
-    true = ring(n, size)
+    true, other, later = ring(n, size), (odd + 1) % n, (when + 1) % (2 * n - 2)
     mixed = draw.sample(true, len(true))
     objects = {
         "a ring all-reduce": (True, true),
@@ -84,6 +84,14 @@ def shown(case: Case) -> dict[str, tuple[bool, list[Message], int, int]]:
         "one round too many": (False, [*true, *((r, (r + 1) % n, part, 2 * n - 2) for r in range(n))]),
         "one rank is silent in one round": (False, [m for m in true if (m[0], m[3]) != (odd, when)]),
         "one rank sends twice in one round": (False, [*true, (odd, (odd + 1) % n, part, when)]),
+        "one rank sends twice in a round in which another is silent": (
+            False, changed(true, lambda m: (odd, other, part, when) if m[::3] == (other, when) else m)),
+        "one rank is silent for another in one round, and the other for it in another": (
+            False, changed(true, lambda m: (odd, other, part, when) if m[::3] == (other, when)
+                           else (other, (other + 1) % n, part, later) if m[::3] == (odd, later) else m)),
+        "one part is too short": (
+            False, changed(true, lambda m: (*m[:2], part - 8, when) if m[::3] == (odd, when) else m)),
+        "a ring the other way round": (False, changed(true, lambda m: (m[0], (m[0] - 1) % n, *m[2:]))),
         "one rank sends an empty message besides": (False, [*true, (odd, (odd + 1) % n, 0, when)]),
         "one rank sends to the left": (
             False, changed(true, lambda m: (odd, (odd - 1) % n, *m[2:]) if m[0] == odd else m)),

@@ -88,7 +88,7 @@ def through(run: Any, on_run: Any, over: Any, x: Tensor, weights: Any, drop: flo
     return {
         "y": y.detach(),
         "parameters": grads,
-        "x": x.grad if needs else 0,
+        "x": 0 if x.grad is None else x.grad,
         "x needs a gradient": x.requires_grad,
         "random numbers go on": torch.rand(3),
     }

@@ -77,11 +77,11 @@ def model_of(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def play(attempt: Any, group: Group, weights: list[Tensor], rows: list[tuple[Tensor, Tensor]], late: list[int]) -> Any:
-    """Run three backward passes. In the second and third one rank is late: it begins when the backward of all others
-    has ended. If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
+    """Run three backward passes. In each of them one rank is late: it begins when the backward of all others has ended.
+    If one of them waits in a hook, that never happens: the late rank marks which, as soon as all wait."""
     model, me = model_of(weights), group.rank
     params, gradients, arrivals, sent = list(model.parameters()), [], [], []
-    ours, late = aside(group), [-1, *late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
+    ours, late = aside(group), [*late, *late][:STEPS] if group.size > 1 else [-1] * STEPS
 
     def arrived(p: Tensor) -> None:
         arrivals.append(p)

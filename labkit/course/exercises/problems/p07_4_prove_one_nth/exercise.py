@@ -37,8 +37,9 @@ def proves_one_nth(wanted: Tensor, reports: list[dict[str, Any]]) -> bool:
 
 
 def cases() -> list[Case]:
-    """Reports of four ranks and of three. Nothing is sent, so the test itself runs on one rank."""
-    return [Case.of(1, n=4, numel=1003), Case.of(1, n=3, numel=500)]
+    """Reports of four ranks and of three, which divide the number of elements. Nothing is sent, so the test itself runs
+    on one rank."""
+    return [Case.of(1, n=4, numel=1003), Case.of(1, n=3, numel=501)]
 
 
 def cut(numel: int, n: int) -> list[list[tuple[int, int]]]:
@@ -71,9 +72,10 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     doubled[1] = [(even[0][0][0], even[1][0][1])]
     stale = [right[0]] + [w + 0.01 * (torch.arange(numel) >= even[0][0][1]) for w in right[1:]]
     half_kept = [[(0, numel // 2)] if r % 2 == 0 else [(numel // 2, numel - numel // 2)] for r in range(n)]
-    wider, meeting = [list(windows) for windows in even], [list(windows) for windows in even]
+    wider, widest, meeting = ([list(windows) for windows in even] for _ in range(3))
     (_, whole_share), (last, rest) = even[0][0], even[-1][0]
-    wider[-2:] = [[(last - whole_share, whole_share + 1)], [(last + 1, rest - 1)]]
+    for windows, surplus in ((wider, 1), (widest, 7)):
+        windows[-2:] = [[(last - whole_share, whole_share + surplus)], [(last + surplus, rest - surplus)]]
     meeting[-1] = [(last - 1, rest + 1)]
     shifted = [[(first + draw.randint(1, 9), count - 9)] for [(first, count)] in even]
     last_off, first_off = [w.clone() for w in right], [w.clone() for w in right]
@@ -81,12 +83,14 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     first_off[0][draw.randrange(numel)] -= 1e-3
     largest, signs = right[0].abs() == right[0].abs().max(), case.random(numel, key=1).sign()
     whole = [[(0, numel)]] * n
-    hidden, stated, padded, last_padded = (reported(right, even) for _ in range(4))
+    hidden, stated, padded, last_padded, lacking, blown = (reported(right, even) for _ in range(6))
+    lacking[draw.randrange(n)]["state_bytes"] -= 8
+    blown[draw.randrange(n)]["weights"][draw.randrange(numel)] = torch.nan
     hidden[draw.randrange(1, n)]["state_bytes"] = 8 * numel
     for reports, surplus, place in (
         (stated, 64, draw.randrange(n)),
-        (padded, 72, draw.randrange(n - 1)),
-        (last_padded, 72, n - 1),  # its part is shorter, so this is what another rank may have
+        (padded, 65, draw.randrange(n - 1)),
+        (last_padded, 65, n - 1),  # its part is shorter, so this is what another rank may have
     ):
         reports[place]["state_bytes"] = 8 * even[place][0][1] + surplus
     objects = {
@@ -110,10 +114,13 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
         "one weight of the first rank is off": (False, reported(first_off, even)),
         "all ranks have the same wrong weights": (False, reported([first_off[0]] * n, even)),
         "the largest weight is off by little": (False, reported([w + 1.6e-6 * largest for w in right], even)),
-        "72 bytes too many in one shard": (False, padded),
-        "72 bytes too many in the last shard, which is shorter": (False, last_padded),
+        "65 bytes too many in one shard": (False, padded),
+        "65 bytes too many in the last shard, which may be shorter": (False, last_padded),
         "one rank keeps one element more than its part": (False, reported(right, wider)),
+        "one rank keeps seven elements more than its part": (False, reported(right, widest)),
         "one element is kept twice": (False, reported(right, meeting)),
+        "a few bytes of one shard are missing": (False, lacking),
+        "one weight is nan": (False, blown),
     }
     wanted = {name: right[0][: len(ranks[0]["weights"])] for name, (_, ranks) in objects.items()}
     return {name: (truth, wanted[name], ranks) for name, (truth, ranks) in objects.items()}

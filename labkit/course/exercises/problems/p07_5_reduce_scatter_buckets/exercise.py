@@ -78,9 +78,11 @@ def loss_of(weights: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def bucketed(case_buckets: Sequence[int], weights: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The weights in buckets of so many consecutive layers."""
+    """The weights in buckets of so many consecutive layers. Every second bucket begins with its last layer, so that the
+    gradient that comes last is not always that of a bucket's first weight."""
     ends = list(accumulate(case_buckets))
-    return [list(weights[end - count : end]) for count, end in zip(case_buckets, ends, strict=True)]
+    buckets = [list(weights[end - count : end]) for count, end in zip(case_buckets, ends, strict=True)]
+    return [bucket[:: -1 if place % 2 else 1] for place, bucket in enumerate(buckets)]
 
 
 def inputs_with_buckets(case: Case) -> Inputs:
@@ -92,8 +94,8 @@ def play(attempt: Any, group: Group, weights: list[Tensor], x: Tensor, counts: S
     """Run one backward pass, with a mark where each bucket gets its first gradient. The shards that the attempt has
     filled in, and the number of parameters that still have a gradient."""
     params = [w.requires_grad_() for w in weights]
-    for bucket in bucketed(counts, params):
-        bucket[-1].register_post_accumulate_grad_hook(lambda _: mark(group, BEGINS))
+    for end in accumulate(counts):  # backward comes to a bucket's last layer first
+        params[end - 1].register_post_accumulate_grad_hook(lambda _: mark(group, BEGINS))
     shards = attempt(bucketed(counts, params), group)
     loss_of(params, x).backward()
     return {"shards": dict(sorted(shards.items())), "gradients left": sum(p.grad is not None for p in params)}

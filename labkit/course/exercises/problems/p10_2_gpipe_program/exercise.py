@@ -28,12 +28,12 @@ def gpipe_program(rank: int, n_ranks: int, n_micro: int) -> list[Action]:
 
 
 def cases() -> Sequence[Case]:
-    """Pipelines of 1 to 4 ranks; more and fewer micro-batches than ranks, and a single one."""
+    """Pipelines of 1 to 5 ranks; more and fewer micro-batches than ranks, and a single one."""
     return [
         Case.of(3, micros=(4, 8)),
         Case.of(4, micros=(2, 3)),
         Case.of(2, micros=(2, 6)),
-        Case.of(4, micros=(5, 7)),
+        Case.of(5, micros=(5, 7)),
         Case.of(3, micros=(1, 1)),
         Case.of(1, micros=(1, 5)),
     ]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from labkit.course.exercises.exercise import Answers, Case, Inputs, call_each, exercise
 from labkit.plan.partition.layout import Layout
 
+Plan = tuple[Layout, float, float]
+
 
 def chosen_plan(plans: list[tuple[Layout, float, float]], device_bytes: float, node_size: int) -> int:
     """The place in `plans` of the one to take; -1 if there is none. A plan is (layout, bytes of a rank, step seconds).
@@ -31,7 +33,8 @@ def cases() -> Sequence[Case]:
 
 def inputs(case: Case) -> Inputs:
     """Tables of plans. No time or memory is so near a limit that rounding decides. In one of every eight tables all
-    plans are equally fast, the slowest is first, and plans with a small tp have a large pp; in another none fits."""
+    plans are equally fast, the slowest is first, and plans with a small tp have a large pp; in another none fits; in
+    one more the plan to take wants exactly the memory that it may."""
     dice, tables = random.Random(case.seed), []
     for number in range(case["n_tables"]):
         node, device, base = dice.choice((4, 6, 8)), dice.uniform(16e9, 80e9), dice.uniform(0.5, 20)
@@ -46,18 +49,32 @@ def inputs(case: Case) -> Inputs:
                 layout = Layout(layout.dp, *((4, 1), (1, 2))[place % 3 == 1])
             share = dice.choice((dice.uniform(0.3, 0.93), dice.uniform(0.9, 0.938), dice.uniform(0.945, 0.995), 1.3))
             plans.append((layout, device * (share if number % 8 else max(share, 0.96)), time))
-        tables.append((plans, device, node))
+        if number % 8 == 4:  # the fastest by far crosses nodes: tp is 16, and no node has more than 8 ranks
+            plans[0] = (Layout(1, 1, 16), 0.5 * device, 0.9 * base)
+        tables.append(on_a_limit(dice, plans) if number % 8 == 2 else (plans, device, node))
     return [(tables,)]
 
 
-def better(one: tuple[Layout, float, float], other: tuple[Layout, float, float]) -> bool:
+def on_a_limit(dice: random.Random, plans: list[Plan]) -> tuple[list[Plan], float, int]:
+    """A table whose simplest plan wants exactly 94% of the device: 47 of 50, by powers of two. `<=` holds there for
+    products and for quotients, whatever rounding does; of 1.02 times as long no numbers do so, since 1.02 - 1 is more
+    than 0.02 in floats. The other plans are slower. (plans, bytes of the device, ranks of a node)"""
+    device, fastest = 50.0 * 2 ** dice.randint(29, 31), 50.0 / 2 ** dice.randint(2, 7)
+    others = [(layout, device * dice.uniform(0.3, 1.2), 1.1 * fastest * dice.uniform(1, 2)) for layout, *_ in plans[2:]]
+    fast = (Layout(dice.randint(1, 16), 2, 4), device * dice.uniform(0.3, 0.9), fastest)
+    simplest = (Layout(dice.randint(1, 16), 1, 2), device * 47 / 50, fastest * dice.uniform(1, 1.01))
+    table = [fast, simplest, *others]
+    return dice.sample(table, len(table)), device, dice.choice((4, 8))
+
+
+def better(one: Plan, other: Plan) -> bool:
     """True if the plan `one` goes before `other`, which counts as equally fast."""
     if one[0].tp != other[0].tp:
         return one[0].tp < other[0].tp
     return one[0].pp < other[0].pp if one[0].pp != other[0].pp else one[2] < other[2]
 
 
-def knocked_out(plans: list[tuple[Layout, float, float]], device_bytes: float, node: int) -> int:
+def knocked_out(plans: list[Plan], device_bytes: float, node: int) -> int:
     """The place of the plan to take, by comparing pairs: a plan is out if it does not fit, if another that fits is
     clearly faster, or if another that is equally fast goes before it. -1 if none is left."""
     able = [k for k, (layout, needs, _) in enumerate(plans)

@@ -64,16 +64,17 @@ def inputs(case: Case) -> Inputs:
 
 
 def extremes(dice: random.Random, n: int) -> list[tuple[list[list[str]]]]:
-    """Jobs of n ranks in which nobody calls anything, one has never come, one alone has a call left, and, if there are
-    enough, three of eight call the same and others what only one or two call."""
+    """Jobs of n ranks in which nobody calls anything, one has never come, one alone has a call left, rank 0 alone calls
+    something else, and, if there are enough, three of eight call the same and others what only one or two call."""
     whole, one = [VERBS[2], VERBS[0], VERBS[3]], dice.randrange(n)
-    absent, longer, torn = ([list(whole) for _ in range(n)] for _ in range(3))
+    absent, longer, odd, torn = ([list(whole) for _ in range(n)] for _ in range(4))
     absent[one] = []
     longer[one].append(VERBS[1])
+    odd[0][1] = VERBS[1]
     usual, *others = dice.sample(VERBS, 4)
     for names, name in zip(torn, [others[2], *dice.sample([usual] * 3 + others[:2] * 2, 7)], strict=False):
         names[1] = name
-    return [([[] for _ in range(n)],), (absent,), (longer,), *([(torn,)] if n == 8 else [])]
+    return [([[] for _ in range(n)],), (absent,), (longer,), (odd,), *([(torn,)] if n == 8 else [])]
 
 
 def clear(calls: list[list[str]]) -> bool:

@@ -27,11 +27,12 @@ def cases() -> Sequence[Case]:
 
 
 def inputs(case: Case) -> Inputs:
-    """Jobs whose mean time between failures is 5 to 40 checkpoints long, so that no first order will do."""
+    """Jobs whose mean time between failures is 5 to 40 checkpoints long, so that no first order will do. In every fifth
+    it is shorter than half a checkpoint, so that the interval lies between the two; the first job has one device."""
     dice, jobs = case.dice, []
-    for _ in range(case["n_jobs"]):
-        n, block = dice.randint(2, case["most"]), dice.uniform(5, 100)
-        mean = block * dice.uniform(5, 40)
+    for number in range(case["n_jobs"]):
+        n, block = dice.randint(2, case["most"]) if number else 1, dice.uniform(5, 100)
+        mean = block * (dice.uniform(0.2, 0.45) if number % 5 == 4 else dice.uniform(5, 40))
         jobs.append((mean * n, n, block, mean * dice.uniform(0.1, 0.8)))
     return [(jobs,)]
 
