@@ -84,9 +84,9 @@ class TermRouter:
         """`route` is what one process does."""
         self.route, self.group = route, group
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, x: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, D], alike on every rank -> as `route`."""
-        chosen, weights, loss = self.route(_CountOnce.apply(x, self.group.size))
+        chosen, weights, loss = self.route(_CountOnce.apply(x, self.group.size), rows)
         return chosen, copy_to(weights, self.group), loss
 
 
