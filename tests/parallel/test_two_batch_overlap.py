@@ -19,9 +19,7 @@ from labkit.train.gpt import GPT
 from tests.cases import cases
 from tests.simulated import simulate
 
-BASE = GPTConfig(
-    n_layer=2, d_model=8, n_head=2, vocab=16, seq=6, n_expert=12, expert_ff=6, top_k=2, position="rotary"
-)
+BASE = GPTConfig(n_layer=2, d_model=8, n_head=2, vocab=16, seq=6, n_expert=12, expert_ff=6, top_k=2, position="rotary")
 CONFIGS = {
     "k=2": BASE,
     "shared, drops": replace(BASE, n_shared=1, top_k=1, capacity=0.75),

@@ -11,7 +11,7 @@ from torch import nn
 from labkit import Cluster, run_threads
 from labkit.assemble import EXPERT_PLAN
 from labkit.comm.mesh import Mesh
-from labkit.parallel.context import Context
+from labkit.parallel.contexts import Context
 from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.partition.layout import Layout
