@@ -81,7 +81,7 @@ class MatrixOwners:
         work: Callable[[int, Tensor], None],
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """`gather`, `work(number, whole)` in place on what this rank owns, and `scatter` into `pieces`, matrix by matrix.
+        """`gather`, `work(number, whole)` in place on what this rank owns, `scatter` into `pieces`: matrix by matrix.
 
         All pieces leave before the first work, and each answer leaves as soon as it is there, so that they travel while
         this rank works; `meanwhile` is called while the first pieces come. Sends the bytes of gather and scatter, and

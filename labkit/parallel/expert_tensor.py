@@ -41,7 +41,7 @@ from labkit.comm.group import Group
 from labkit.parallel.sequence import gather_to, scatter_from
 from labkit.parallel.tensor import RowParallelLinear, copy_to, reduce_from
 
-Route = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+Route = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """x [B, T, D] -> experts of each token [B, T, k], their weights [B, T, k], the balance loss []."""
 
 

@@ -24,8 +24,9 @@ The price: experts compute two smaller products, and gradients of weights are su
 more. Halves are equal or differ by one sequence. Under recomputation a block would be run again half by half without
 the other half beside it, so blocks that are recomputed are refused, and so are experts cut over tp.
 
-Sources: two micro-batches that hide each other's all_to_alls are in DeepSeek-V3 (arXiv:2412.19437, section 3.2.1), there
-with a forward beside a backward (DualPipe), and for prefill and decoding with two forwards (sections 3.4.1 and 3.4.2).
+Source: deepseek-ai/profile-data, README. There training pairs a forward with a backward of another micro-batch
+(DualPipe), and prefill and decoding take two micro-batches whose all_to_alls hide behind each other's computation, as
+here.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ whole. Along dp the owner gets this tp rank's slice of a matrix; along tp one of
 without tp nothing is sent, and each rank computes all.
 
 Without tp the exchange is hidden: the pieces of one matrix travel while its owner works on another, and while AdamW
-steps on all else (`MatrixOwners.in_turn`; its seconds: labkit.plan.laws.muon). With tp an owner along dp has to meet its
-tp peers for each matrix, so there all pieces are gathered, all is worked on, and all answers go back.
+steps on all else (`MatrixOwners.in_turn`; its seconds: labkit.plan.laws.muon). With tp an owner along dp has to meet
+its tp peers for each matrix, so there all pieces are gathered, all is worked on, and all answers go back.
 
 An optimizer says four things (`ByMatrix`): what travels for a parameter, what is done with the whole matrix, by which
 factor the result is scaled, and its law (labkit.plan.partition.matrices), from which the owners' shares of the work

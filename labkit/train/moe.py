@@ -87,7 +87,7 @@ class Routed(NamedTuple):
     """Tokens with the experts that were chosen for them: what `MoE.begin` leaves for the journey and for `MoE.end`.
 
     tokens [N, D]   token [s]: the token of each row, rows sorted by expert   counts [E]: rows of each expert
-    order [s]: where each row's choice stands in `chosen` [B, T, k] and `weights` [B, T, k]   loss []: that of balance"""
+    order [s]: where each row's choice stands in `chosen` and `weights`, both [B, T, k]   loss []: that of balance"""
 
     tokens: Tensor
     token: Tensor
@@ -137,7 +137,8 @@ class MoE(nn.Module):
     def begin(self, x: Tensor, rows: int | None = None) -> Routed:
         """All that comes before rows travel to their experts.   [B, T, D]
 
-        `rows`: sequences over which the balance loss is a mean, where x is a part of them and the layer does not know."""
+        `rows`: sequences over which the balance loss is a mean, where x is a part of them and the layer does not know.
+        """
         chosen, weights, loss = self.route(x, rows)
         if torch.is_autocast_enabled(x.device.type):  # once for each token, and not for each copy on its way
             x = x.to(torch.get_autocast_dtype(x.device.type))

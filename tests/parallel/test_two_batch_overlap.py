@@ -85,14 +85,15 @@ def one_process(config, x, dtype):
 @cases(
     ("name", "n", "halves", "dtype"),
     [
-        *(("k=2", n, 2, torch.float64) for n in (1, 2, 3, 4)), ("k=2", 2, 3, torch.float64), ("k=2", 2, 1, torch.float64),
+        *(("k=2", n, 2, torch.float64) for n in (1, 2, 3, 4)),
+        ("k=2", 2, 3, torch.float64), ("k=2", 2, 1, torch.float64),
         ("shared, drops", 4, 2, torch.float64), ("shared, drops", 2, 2, torch.float32), ("bias", 3, 2, torch.float64),
         ("dense", 2, 2, torch.float64),
     ],
 )  # fmt: skip
 def test_halves_give_the_values_and_gradients_of_one_process(name, n, halves, dtype):
-    """Would catch rows that come home to the other half, a gradient that is waited for before it is sent, a balance loss
-    over half of the sequences, and a half without sequences that nobody answers."""
+    """Would catch rows that come home to the other half, a gradient that is waited for before it is sent, a balance
+    loss over half of the sequences, and a half without sequences that nobody answers."""
     config, x = CONFIGS[name], batch(sum(spread(n)), dtype)
     y, dx, grads, loads = one_process(config, x, dtype)
     ranks = run_threads(one_rank, n, config, x, halves, dtype)

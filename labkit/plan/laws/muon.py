@@ -3,8 +3,8 @@
     holds      N of matrices of the blocks, 2 N of all else, on which AdamW steps
     sends      pieces of matrices to their owners, and answers back, in bf16
     computes   STEPS Newton-Schulz iterations on each matrix, whole, on its owner
-    waits      with w seconds of work on each of the m matrices that a rank owns, c until the pieces of one have come and
-               c until its answers have gone, and `beside` seconds of AdamW on all else:
+    waits      with w seconds of work on each of the m matrices that a rank owns, c until the pieces of one have come
+               and c until its answers have gone, and `beside` seconds of AdamW on all else:
 
                one after another     m (c + w + c) + beside
                in turn               max(2 m c, max(c, beside) + m w + c)     where w >= c

@@ -18,8 +18,8 @@
 Half of the bytes of a block are hidden behind attention and half behind experts, so that it does not help if one of the
 two is long and the other short. Held by labkit.parallel.two_batch_overlap.
 
-The order, of two micro-batches in turns, is that of DeepSeek-V3's prefill (arXiv:2412.19437, section 3.4.1). The law is
-counted here, and measured on shaped links.
+The order, of two micro-batches in turns, is that of DeepSeek-V3's prefill (deepseek-ai/profile-data, README). The law
+is counted here, and held against simulated links.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def overlap(n_blocks: int, attention_s: float, experts_s: float, message_s: floa
     """Seconds in halves by what the device does: "compute", and "waiting" for rows; beside it stands `whole_s`."""
     total = halves_s(n_blocks, attention_s, experts_s, message_s, parts)
     compute = n_blocks * parts * (attention_s + experts_s)
-    where = "arXiv:2412.19437, 3.4.1"
+    where = "deepseek-ai/profile-data, README"
     return Breakdown([
         Item("compute", compute, "s", f"{n_blocks} blocks x {parts} parts x (a + e)", where),
         Item("waiting", total - compute, "s", "what no other part's work hides", "labkit.plan.laws.two_batch_overlap"),
