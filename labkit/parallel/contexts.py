@@ -27,7 +27,7 @@ from labkit.parallel.halo import halo_attention
 from labkit.plan.contracts import AsksPositions, Attends
 
 
-class Way(NamedTuple):
+class ContextWay(NamedTuple):
     """How tokens are dealt out, `order(T, n)`, and how they attend: (q, k, v, group, documents=, window=) -> y."""
 
     order: Callable[[int, int], tuple[Part, ...]]
@@ -36,10 +36,10 @@ class Way(NamedTuple):
 
 WAYS = MappingProxyType(
     {
-        "ring": Way(zigzag, ring_attention),
-        "gather": Way(zigzag, gathered_attention),
-        "ulysses": Way(contiguous, ulysses_attention),
-        "halo": Way(contiguous, halo_attention),
+        "ring": ContextWay(zigzag, ring_attention),
+        "gather": ContextWay(zigzag, gathered_attention),
+        "ulysses": ContextWay(contiguous, ulysses_attention),
+        "halo": ContextWay(contiguous, halo_attention),
     }
 )
 """What runs for each of labkit.plan.model.cut_attention.CONTEXTS."""

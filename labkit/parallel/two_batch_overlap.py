@@ -22,7 +22,8 @@ sends, backward waits, so that between the two stands the same work of the other
 
 The price: experts compute two smaller products, and gradients of weights are sums of two halves, which rounds them once
 more. Halves are equal or differ by one sequence. Under recomputation a block would be run again half by half without
-the other half beside it, so blocks that are recomputed are refused, and so are experts cut over tp.
+the other half beside it, so blocks that are recomputed are refused, and so are experts cut over tp and ZeRO-3, whose
+hooks stand around a whole block.
 
 Source: deepseek-ai/profile-data, README. There training pairs a forward with a backward of another micro-batch
 (DualPipe), and prefill and decoding take two micro-batches whose all_to_alls hide behind each other's computation, as
@@ -41,6 +42,7 @@ from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group, Work
 from labkit.parallel.expert import Dispatch
+from labkit.parallel.expert_tensor import TermRouter
 from labkit.plan.contracts import RoutesInSteps
 
 Half = Generator[None, None, Tensor]
@@ -85,7 +87,7 @@ def through(blocks: Sequence[nn.Module], x: Tensor, n_sequences: int, tag: int) 
             out = mixture.journey(routed.tokens, routed.token, routed.counts, mixture.experts, routed.read)
             x = x + mixture.with_shared(mixture.end(routed, out), normed)
             continue
-        way = Way(mixture.journey, routed, tag)
+        way = HalfJourney(mixture.journey, routed, tag)
         going = way.out(routed.tokens[routed.token])
         yield
         coming = way.back(mixture.experts(way.arrived(going)[way.order], way.per_expert)[way.order.argsort()])
@@ -100,14 +102,15 @@ def check(block: Any, name: str) -> None:
     parts = [getattr(block, part, None) for part in ("norm1", "attention", "norm2", "mlp")]
     if None in parts:
         raise ValueError(f"{name} is no block of a GPT, which has norm1, attention, norm2 and mlp: {type(block)}")
-    if "forward" in vars(block) or any(part._forward_hooks for part in (block, *parts)):
+    cut = isinstance(getattr(parts[-1], "route", None), TermRouter)
+    if "forward" in vars(block) or cut or any(p.numel() == 0 for p in block.parameters()):
         raise ValueError(
-            f"{name} is wrapped (recomputation, tensor parallelism or a strategy's hooks), and halves would go past "
-            "what wraps it: use ep with plain DDP or ZeRO-1 outside of the blocks, recompute='none' and tp=1"
+            f"{name} is wrapped (by recomputation, by tp, or by ZeRO-3, which has freed its weights), and halves would go "
+            "past what wraps it: use ep with DDP or ZeRO-1, recompute='none' and tp=1"
         )
 
 
-class Way:
+class HalfJourney:
     """The way of one half's rows through one mixture: to the experts, and home."""
 
     def __init__(self, dispatch: Dispatch, routed: Any, tag: int) -> None:

@@ -35,7 +35,9 @@ VOCABULARY = MappingProxyType(
         "plan.step.memory": "predict_memory",
         "plan.schedules.published_schedules": "zb_h1 zb_h2 zb_v v_half v_min dualpipe dualpipe_v stretch "
         "waits_in_calls",
-        "plan.laws.muon": "orthogonalising_flops",
+        "plan.laws.muon": "orthogonalising_flops in_turn_s one_after_another_s",
+        "plan.laws.two_batch_overlap": "halves_s whole_s",
+        "plan.laws.expert_copies": "pays_from_rows",
         "plan.job.recipe": "Recipe",
         "plan.step.roofline": "ridge sheet_ridge",
         "plan.pocket.scaling": "amdahl serial_share",

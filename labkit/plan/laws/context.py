@@ -44,16 +44,16 @@ from types import MappingProxyType
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.laws.choices import Choices
 from labkit.plan.laws.context_law import BACKWARD, ContextLaw
-from labkit.plan.laws.halo import Halo
+from labkit.plan.laws.halo import HaloLaw
 from labkit.plan.laws.traffic import StepTraffic
-from labkit.plan.laws.whole_keys import Gather, Ring, Ulysses
+from labkit.plan.laws.whole_keys import GatherLaw, RingLaw, UlyssesLaw
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
-LAWS = MappingProxyType({law.name: law for law in (Ring(), Gather(), Ulysses(), Halo())})
+LAWS = MappingProxyType({law.name: law for law in (RingLaw(), GatherLaw(), UlyssesLaw(), HaloLaw())})
 """The law of each of CONTEXTS."""
 
 

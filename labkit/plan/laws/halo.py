@@ -153,7 +153,7 @@ def hides_from(layer: CutAttention, window: int, flops_per_s: float, link: Link)
     return bandwidth_share + check_window(window) / 2
 
 
-class Halo:
+class HaloLaw:
     """The law of context="halo", of a layer that knows its own window."""
 
     name = "halo"

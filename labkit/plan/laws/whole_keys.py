@@ -13,7 +13,7 @@ from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 
 
-class Ring:
+class RingLaw:
     """Keys and values go round. Hops hide behind the scores of the block before."""
 
     name = "ring"
@@ -52,7 +52,7 @@ class Ring:
         return hardware.intra if cp * tp <= hardware.node_size else hardware.inter
 
 
-class Gather(Ring):
+class GatherLaw(RingLaw):
     """The bytes of a ring in one collective, which nothing hides."""
 
     name = "gather"
@@ -70,7 +70,7 @@ class Gather(Ring):
         return hardware.link(cp, tp)
 
 
-class Ulysses:
+class UlyssesLaw:
     """Tokens for heads, and back: two all_to_alls each way, which nothing hides."""
 
     name = "ulysses"
