@@ -17,15 +17,14 @@ What a batch is and how weights learn from it is the caller's. Two functions for
 `policy_gradient` takes a batch as if it were new, or weighs each sample by p_new / p_old (importance sampling), and
 `counted` says how many samples that leaves.
 
-The gradient of a score function (REINFORCE) and the effective sample size (sum w)^2 / sum w^2 are formulas of textbooks;
-tests hold them against torch's own densities and against the exact gradient of the toy.
+The gradient of a score function (REINFORCE) and the effective sample size (sum w)^2 / sum w^2 are formulas of
+textbooks; tests hold them against torch's own densities and against the exact gradient of the toy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from labkit.comm.group import Group

@@ -17,9 +17,9 @@ gradient and its optimizer's state. A step is
                       for each copy of its own, and F of gradients for each copy that it holds
     memory            weights and gradients of copies, 2 F each; no optimizer state
 
-Which experts are copied, and where to, is `plan.laws.expert_copies.placed`: a placement from the rows of the last steps.
-It may be another one after each step; what is copied has to be refreshed anyway. A sum over the shares of a gradient
-adds in another order than one over all rows, and so rounds otherwise.
+Which experts are copied, and where to, is `plan.laws.expert_copies.placed`: a placement from the rows of the last
+steps. It may be another one after each step; what is copied has to be refreshed anyway. A sum over the shares of a
+gradient adds in another order than one over all rows, and so rounds otherwise.
 
 Source: redundant experts of DeepSeek's EPLB, as NVIDIA's TensorRT-LLM describes it (examples/ep_load_balancer, README);
 there for serving, where nothing goes home.

@@ -105,8 +105,8 @@ def check(block: Any, name: str) -> None:
     cut = isinstance(getattr(parts[-1], "route", None), TermRouter)
     if "forward" in vars(block) or cut or any(p.numel() == 0 for p in block.parameters()):
         raise ValueError(
-            f"{name} is wrapped (by recomputation, by tp, or by ZeRO-3, which has freed its weights), and halves would go "
-            "past what wraps it: use ep with DDP or ZeRO-1, recompute='none' and tp=1"
+            f"{name} is wrapped (by recomputation, by tp, or by ZeRO-3, which has freed its weights), and halves would "
+            "go past what wraps it: use ep with DDP or ZeRO-1, recompute='none' and tp=1"
         )
 
 

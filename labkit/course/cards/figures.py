@@ -46,6 +46,7 @@ VOCABULARY = MappingProxyType(
         "plan.model.shape": "ModelShape",
         "plan.pocket.zero_table": "ModelState",
         "plan.pocket.stale_gradients": "limit momentum",
+        "plan.pocket.stale_policy": "counted_share period_s staleness_wanted",
         "plan.pocket.survival": "Job young best_interval first_order goodput shares job_mtbf device_mtbf "
         "checkpoint_bytes sharded_s gathered_s with_spares shrinking LLAMA3_DEVICE_MTBF_S",
         "plan.step.time": "predict_step mfu",

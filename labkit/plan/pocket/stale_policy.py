@@ -20,8 +20,8 @@ p_new(a) / p_old(a) gives the gradient of the new weights in the mean. The price
 
     N exp(-d^2 / sigma^2)        d = how far w has moved since, for each number that is sampled     `counted_share`
 
-because E[(p_new / p_old)^2] = exp(d^2 / sigma^2). At d = sigma 37% count, at 2 sigma 2%: the weights may be as old as it
-takes them to move by a good part of the policy's own spread (`steps_until`).
+because E[(p_new / p_old)^2] = exp(d^2 / sigma^2). At d = sigma 37% count, at 2 sigma 2%: the weights may be as old as
+it takes them to move by a good part of the policy's own spread (`steps_until`).
 
 The laws are derived here, for this toy; nothing is claimed of language models, whose tokens multiply such ratios.
 """
