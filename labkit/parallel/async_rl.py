@@ -15,7 +15,7 @@ whatever comes first has the same mean and a tail besides. With s = 0 both sides
 
 What a batch is and how weights learn from it is the caller's. Two functions for a Gaussian policy are here:
 `policy_gradient` takes a batch as if it were new, or weighs each sample by p_new / p_old (importance sampling), and
-`counted` says how many samples that leaves.
+`effective_share` says how many samples that leaves.
 
 The gradient of a score function (REINFORCE) and the effective sample size (sum w)^2 / sum w^2 are formulas of
 textbooks; tests hold them against torch's own densities and against the exact gradient of the toy.
@@ -117,6 +117,6 @@ def ratios(actions: Tensor, mean: Tensor, written_by: Tensor, sigma: float) -> T
     return exponent.exp()
 
 
-def counted(weight: Tensor) -> Tensor:
+def effective_share(weight: Tensor) -> Tensor:
     """The share of samples that count: (sum w)^2 / (m sum w^2).   [m, P] -> [P]"""
     return weight.sum(0) ** 2 / (len(weight) * (weight**2).sum(0))

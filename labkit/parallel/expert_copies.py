@@ -104,8 +104,8 @@ class ExpertCopies:
             )
         self.home = {expert: layer.experts[str(expert)] for expert in own}
         pattern = next(iter(self.home.values()))
-        self.here = {expert: copy.deepcopy(pattern) for expert, holder in placement.copies if holder == rank}
-        modules = {**self.home, **self.here}
+        self.copied = {expert: copy.deepcopy(pattern) for expert, holder in placement.copies if holder == rank}
+        modules = {**self.home, **self.copied}
         layer.experts.clear()
         for expert in placement.held[rank]:
             layer.experts[str(expert)] = modules[expert]
@@ -119,7 +119,7 @@ class ExpertCopies:
             if self.placement.homes[expert] == self.group.rank:
                 works += [self.group.send(p.detach(), holder, tag) for p in self.home[expert].parameters()]
             elif holder == self.group.rank:
-                for p in self.here[expert].parameters():
+                for p in self.copied[expert].parameters():
                     self.group.recv(self.placement.homes[expert], tag, into=p.data)
                     p.grad = None
         for work in works:
@@ -131,7 +131,7 @@ class ExpertCopies:
         works = []
         for tag, (expert, holder) in enumerate(self.placement.copies):
             if holder == self.group.rank:
-                for p in self.here[expert].parameters():
+                for p in self.copied[expert].parameters():
                     assert p.grad is not None  # an expert without rows has gradients, too: zeros
                     works.append(self.group.send(p.grad, self.placement.homes[expert], tag))
             elif self.placement.homes[expert] == self.group.rank:
@@ -140,5 +140,5 @@ class ExpertCopies:
                     p.grad += self.group.recv(holder, tag)
         for work in works:
             work.wait()
-        for module in self.here.values():
+        for module in self.copied.values():
             module.zero_grad()

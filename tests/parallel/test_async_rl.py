@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit.comm.local import run_threads
-from labkit.parallel.async_rl import counted, policy_gradient, ratios, run
+from labkit.parallel.async_rl import effective_share, policy_gradient, ratios, run
 from labkit.plan.machine.topology import Links
 from labkit.plan.pocket import stale_gradients
 from labkit.plan.pocket.stale_policy import counted_share, period_s, shift_until, staleness_wanted, steps_until
@@ -106,7 +106,7 @@ def test_ratios_give_the_gradient_of_the_new_policy_and_leave_the_share_of_the_l
         old, SIGMA
     ).log_prob(actions)
     torch.testing.assert_close(weight.log(), density, rtol=0, atol=1e-9)
-    assert counted(weight).mean().item() == pytest.approx(counted_share(shift, SIGMA), rel=0.1)
+    assert effective_share(weight).mean().item() == pytest.approx(counted_share(shift, SIGMA), rel=0.1)
     rewards = -((actions - BEST) ** 2) / 2
     found = policy_gradient(actions, rewards, new, SIGMA, written_by=old)
     assert found.tolist() == pytest.approx([BEST - shift] * 4, abs=0.2)
