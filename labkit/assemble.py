@@ -41,7 +41,7 @@ from labkit.comm.group import Group
 from labkit.comm.mesh import Mesh
 from labkit.parallel.checkpoints import Parts, parts_of
 from labkit.parallel.compress import compressor
-from labkit.parallel.context import Context
+from labkit.parallel.contexts import Context
 from labkit.parallel.data_parallel import DataParallel, MakeOptimizer
 from labkit.parallel.ddp import DDP
 from labkit.parallel.eight_bit_weights import EightBits
@@ -104,7 +104,7 @@ def assemble(config: GPTConfig, recipe: Recipe, mesh: Mesh) -> TrainStep:
         if recipe.tp_overlap:
             overlap_(model)
     if mesh.cp.size > 1:
-        Context(recipe.context, mesh.cp).into_(model)
+        Context(recipe.context, mesh.cp, config.window).into_(model)
     schedule = recipe.schedule_for(mesh.pp.size)
     own_layers = _mine(model, schedule, mesh)
     stages = {stage: TrainedStage(model, layers, recipe, mesh) for stage, layers in own_layers.items()}

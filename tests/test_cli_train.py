@@ -142,6 +142,7 @@ def test_packed_rows_and_few_key_heads_reach_the_ranks_and_their_checkpoints(run
     [
         (("--heads", 4, "--kv-heads", 1, "--tp", 2), "kv_heads=1 has no tp=2 equal parts"),
         (("--pp", 4), "2 blocks cannot fill 4 stages"),
+        (("--cp", 2, "--context", "halo"), "take context='ring', or a model whose blocks all have a window"),
         (("--tp", 3), "n_head=2 has no tp=3 equal parts; tp = 1 or 2 would do"),
         (("--dp", 3), "for dp=3: batch_size=3 or 6 would do (batch_size is the option --batch)"),
         (("--strategy", "zero4"), "must be one of ddp, zero1, zero2, zero3"),

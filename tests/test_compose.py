@@ -419,6 +419,30 @@ def test_rows_that_are_cut_over_ranks_train_as_one_process_does(sizes, context, 
     assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), reference) < bound
 
 
+IN_WINDOWS = [  # cp, window
+    ((1, 1, 1, 2), "halo", {"recompute": "full"}, 3), ((1, 1, 1, 4), "halo", {"strategy": "zero1"}, 4),
+    ((1, 1, 1, 3), "halo", {}, 5), ((2, 1, 2, 2), "halo", {"strategy": "zero3", "sequence_parallel": True}, 1),
+    ((1, 2, 1, 2), "halo", {"strategy": "zero2", "schedule": "zero_bubble"}, 7),
+    ((1, 1, 1, 1), "halo", {}, 3), ((2, 1, 1, 1), "ring", {}, 3),
+    ((1, 1, 1, 2), "ring", {}, 3), ((1, 1, 1, 2), "gather", {}, 2), ((1, 1, 1, 4), "ulysses", {}, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "context", "more", "window"),
+    [pytest.param(*case, marks=pytest.mark.rest if k > 3 else ()) for k, case in enumerate(IN_WINDOWS)],
+    ids=str,
+)
+def test_windows_over_ranks_train_as_one_process_does(sizes, context, more, window, tmp_path):
+    """Would catch a way of attention that forgets the window, a halo that is a token short, and one that the recipe
+    names but nobody sends."""
+    config = replace(CONFIG, window=window, position="rotary", seq=12)
+    dp, pp, tp, cp = sizes
+    choices = {"strategy": "ddp", "schedule": "1f1b", "recompute": "none", **more}
+    recipe = recipe_of(**choices, n_micro=2, context=context)
+    assert apart(run(config, recipe, Layout(dp, pp, tp, cp), tmp_path), one_process(config, recipe)) < 1e-12
+
+
 SHARED_KEYS = [  # dp, pp, tp, cp
     ((1, 1, 1, 1), {}), ((1, 1, 2, 1), {"strategy": "zero1"}), ((1, 1, 4, 1), {"strategy": "zero2"}),
     ((1, 2, 1, 1), {"schedule": "zero_bubble"}), ((3, 1, 1, 1), {"strategy": "zero3", "batch_size": 18}),

@@ -204,6 +204,7 @@ def train(
     kv_heads: Annotated[
         int | None, typer.Option(help="Key heads, which attention heads share in groups; as many as these if left out.")
     ] = None,
+    window: Annotated[int, typer.Option(help="Tokens that attention looks back at; 0: all.")] = 0,
     experts: Annotated[int, typer.Option(help="Experts in place of each MLP; 0: a plain MLP.")] = 0,
     top_k: Annotated[int, typer.Option(help="Experts that a token meets.")] = 2,
     shared_experts: Annotated[int, typer.Option(help="Experts that every token meets besides.")] = 0,
@@ -232,7 +233,7 @@ def train(
 
     config = GPTConfig(
         n_layer=layers, d_model=width, n_head=heads, seq=seq, tied=tied, n_expert=experts, top_k=top_k,
-        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads,
+        n_shared=shared_experts, capacity=capacity, balance=balance, kv_heads=kv_heads, window=window,
     )  # fmt: skip
     layout = Layout(dp, pp, tp, cp, ep)
     order = Order(config, recipe, layout, steps, str(out or ""), save_every, resume, device, packed=packed)

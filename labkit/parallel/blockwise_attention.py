@@ -60,6 +60,32 @@ class Rule:
         return True if mask is None else mask
 
 
+class WindowRule(Rule):
+    """The last `window` keys up to a query's own, of its own document where there are several."""
+
+    def __init__(self, window: int, documents: Tensor | None = None) -> None:
+        """`documents` of the whole row, as in Rule."""
+        super().__init__(True, documents)
+        self.window = window
+
+    def between(self, queries: range, keys: range, device: torch.device) -> Tensor | bool:
+        """True if all these queries see all these keys, False if none does; else a mask, as in Rule."""
+        if keys[-1] <= queries[0] - self.window:
+            return False  # the work that a window saves
+        mask = super().between(queries, keys, device)
+        if mask is False or keys[0] > queries[-1] - self.window:
+            return mask
+        near = positions_of((queries,), device)[:, None] - positions_of((keys,), device) < self.window
+        return near if mask is True else mask & near
+
+
+def rule_of(causal: bool, documents: Tensor | None, window: int) -> Rule:
+    """The rule of these three; `window` 0 is none. ValueError for a window under a mask that is not causal."""
+    if window and not causal:
+        raise ValueError(f"a window of {window} keys looks back: it goes with causal=True only")
+    return WindowRule(window, documents) if window else Rule(causal, documents)
+
+
 def tiles(part: Part) -> list[tuple[slice, range]]:
     """(where they lie in the part, where in the row) for runs of at most TILE tokens each."""
     runs, begin = [], 0

@@ -45,13 +45,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group, Work
-from labkit.parallel.blockwise_attention import Answers, Part, Queries, Rule, positions_of
-from labkit.plan.contracts import AsksPositions, Attends
+from labkit.parallel.blockwise_attention import Answers, Part, Queries, Rule, rule_of
 
 
 def contiguous(length: int, n: int) -> tuple[Part, ...]:
@@ -85,14 +84,16 @@ def ring_attention(
     causal: bool = True,
     documents: Tensor | None = None,
     parts: Sequence[Part] | None = None,
+    window: int = 0,
 ) -> Tensor:
     """softmax(q k^T / sqrt(W)) v over the tokens of all ranks.   [B, H, T/n, W], twice [B, K, T/n, W] -> [B, H, T/n, W]
 
     `parts` says which tokens each rank holds, also of different numbers; None: `zigzag`. `documents`, the same on every
     rank, has the document of each token of the whole row, [T] or [B, T]: tokens see their own document only.
-    ValueError for sizes that do not fit."""
+    With `window` a query sees the last so many keys alone, its own among them; a ring brings it all of them
+    nevertheless (halo.py does not). ValueError for sizes that do not fit."""
     parts = checked_parts(q, k, v, group, documents, parts)
-    return _Blocks.apply(q, k, v, _Ring(group, parts), Rule(causal, documents))  # type: ignore[no-any-return]
+    return _Blocks.apply(q, k, v, _Ring(group, parts), rule_of(causal, documents, window))  # type: ignore[no-any-return]
 
 
 def gathered_attention(
@@ -103,6 +104,7 @@ def gathered_attention(
     causal: bool = True,
     documents: Tensor | None = None,
     parts: Sequence[Part] | None = None,
+    window: int = 0,
 ) -> Tensor:
     """The same from all keys and values at once. ValueError also for parts of different lengths."""
     parts = checked_parts(q, k, v, group, documents, parts)
@@ -112,11 +114,17 @@ def gathered_attention(
             f"a gather takes parts of one length, got {sizes} tokens: pad rows to a multiple of {len(sizes)}, or take "
             "the ring, which does not mind"
         )
-    return _Blocks.apply(q, k, v, _Gather(group, parts), Rule(causal, documents))  # type: ignore[no-any-return]
+    return _Blocks.apply(q, k, v, _Gather(group, parts), rule_of(causal, documents, window))  # type: ignore[no-any-return]
 
 
 def ulysses_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool = True, documents: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Group,
+    causal: bool = True,
+    documents: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     """The same, with H/n heads a rank over whole rows, which are cut in order (`contiguous`, parts of one length).
 
@@ -133,10 +141,10 @@ def ulysses_attention(
     q, k, v = _ToHeads.apply(torch.cat([_dealt(x, n) for x in (q, k, v)], 2), group).split(
         [heads // n, groups // n, groups // n], dim=1
     )
-    if documents is None:
+    if documents is None and not window:
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
     else:
-        y = _Blocks.apply(q, k, v, _Ring(group, ((range(q.shape[2]),),)), Rule(causal, documents))
+        y = _Blocks.apply(q, k, v, _Ring(group, ((range(q.shape[2]),),)), rule_of(causal, documents, window))
     return _ToTokens.apply(y, group)  # type: ignore[no-any-return]
 
 
@@ -269,57 +277,6 @@ def _to_heads(x: Tensor, group: Group) -> Tensor:
 
 def _to_tokens(y: Tensor, group: Group) -> Tensor:
     return group.all_to_all(torch.stack(y.chunk(group.size, dim=-2)))
-
-
-# In a model
-
-
-class Context:
-    """One of the three for a model: which tokens this rank gets, where they stand, and how they attend."""
-
-    def __init__(self, kind: str, group: Group) -> None:
-        """`kind` is "ring", "gather" or "ulysses", `group` the ranks of cp."""
-        self.kind, self.group = kind, group
-
-    def part(self, n_tokens: int) -> Part:
-        """The positions of the `n_tokens` tokens that this rank has of each row."""
-        order = contiguous if self.kind == "ulysses" else zigzag
-        return order(self.group.size * n_tokens, self.group.size)[self.group.rank]
-
-    def cut(self, x: Tensor) -> Tensor:
-        """This rank's tokens.   [B, T] -> [B, T/n]   Raises ValueError if n does not divide T."""
-        if self.group.size == 1:
-            return x
-        n_tokens, rest = divmod(x.shape[1], self.group.size)
-        if rest:
-            raise ValueError(
-                f"{x.shape[1]} tokens a row have no {self.group.size} equal parts: pad rows to a multiple of "
-                f"{self.group.size}, or change cp"
-            )
-        return torch.cat([x[:, run.start : run.stop] for run in self.part(n_tokens)], dim=1)
-
-    def positions(self, length: int, device: Any) -> Tensor:
-        """Where this rank's `length` tokens stand in the row.   -> [T/n]"""
-        return positions_of(self.part(length), device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Causal attention.   [B, H, T/n, W], twice [B, K, T/n, W] -> [B, H, T/n, W]   `documents` of whole rows"""
-        if self.kind == "ulysses":
-            return ulysses_attention(q, k, v, self.group, documents=documents)
-        attention = ring_attention if self.kind == "ring" else gathered_attention
-        return attention(q, k, v, self.group, documents=documents)
-
-    def into_(self, model: nn.Module) -> None:
-        """Let every module of the model that asks for `positions`, and every one that has an `attend`, use these.
-
-        Raises ValueError for attention with dropout, whose masks would differ from those of a row that is whole."""
-        for name, module in model.named_modules():
-            if isinstance(module, Attends):
-                if module.dropout:
-                    raise ValueError(f"{name} drops weights with p={module.dropout}: with cp > 1 take dropout=0")
-                module.attend = self.attend
-            if isinstance(module, AsksPositions):
-                module.positions = self.positions
 
 
 def _arrived(under_way: tuple[Work, Work]) -> Tensor:

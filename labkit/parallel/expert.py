@@ -84,16 +84,23 @@ class Dispatch:
         """Tokens [N, D], the token of each row [s] sorted by expert, counts [E] -> the experts' output for the rows, in
         the same order.   -> [s, D]"""
         n = self.group.size
+        send, receive, per_expert, order = self.rows(counts, read)
+        arrived = travel(tokens[token], self.group, send, receive, scale=n)[order]
+        out = experts(arrived, per_expert)[order.argsort()]
+        return travel(out, self.group, receive, send, scale=1 / n)
+
+    def rows(self, counts: Tensor, read: Read) -> tuple[list[int], list[int], list[int], Tensor]:
+        """Rows to each rank, rows from each, rows of each own expert, and the order in which rows that came lie by
+        expert. Ranks tell each other their counts [E]: sends 8 E (n-1)/n bytes."""
+        n = self.group.size
         coming = self.group.all_to_all(counts).view(n, -1)  # [i, e] rows of rank i for my expert e
         going, theirs = read(counts), read(coming)
         n_own = len(going) // n
         send, receive = [sum(going[i * n_own : (i + 1) * n_own]) for i in range(n)], [sum(row) for row in theirs]
         # rows come by rank and in each by expert; an expert wants its rows in one run
-        expert = torch.arange(n_own, device=tokens.device).repeat(n)
+        expert = torch.arange(n_own, device=counts.device).repeat(n)
         order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(stable=True)
-        arrived = travel(tokens[token], self.group, send, receive, scale=n)[order]
-        out = experts(arrived, [sum(column) for column in zip(*theirs, strict=True)])[order.argsort()]
-        return travel(out, self.group, receive, send, scale=1 / n)
+        return send, receive, [sum(column) for column in zip(*theirs, strict=True)], order
 
 
 def deal(model: Model, group: Group) -> Model:

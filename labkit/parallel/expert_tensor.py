@@ -41,7 +41,7 @@ from labkit.comm.group import Group
 from labkit.parallel.sequence import gather_to, scatter_from
 from labkit.parallel.tensor import RowParallelLinear, copy_to, reduce_from
 
-Route = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+Route = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """x [B, T, D] -> experts of each token [B, T, k], their weights [B, T, k], the balance loss []."""
 
 
@@ -84,9 +84,9 @@ class TermRouter:
         """`route` is what one process does."""
         self.route, self.group = route, group
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, x: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, D], alike on every rank -> as `route`."""
-        chosen, weights, loss = self.route(_CountOnce.apply(x, self.group.size))
+        chosen, weights, loss = self.route(_CountOnce.apply(x, self.group.size), rows)
         return chosen, copy_to(weights, self.group), loss
 
 

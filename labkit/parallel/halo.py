@@ -53,7 +53,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from labkit.comm.group import Group
-from labkit.parallel.blockwise_attention import Answers, Part, Queries, Rule, positions_of
+from labkit.parallel.blockwise_attention import Answers, Part, Queries, WindowRule
 from labkit.parallel.context import checked_parts, contiguous
 from labkit.plan.laws.halo import check_window, halo_of, readers_of
 
@@ -94,25 +94,6 @@ def halo_attention(
     lengths = [len(part[0]) for part in parts]
     rule = WindowRule(window, documents)
     return _InWindow.apply(q, k, v, group, lengths, parts[group.rank][0], rule)  # type: ignore[no-any-return]
-
-
-class WindowRule(Rule):
-    """The last `window` keys up to a query's own, of its own document where there are several."""
-
-    def __init__(self, window: int, documents: Tensor | None = None) -> None:
-        """`documents` of the whole row, as in Rule."""
-        super().__init__(True, documents)
-        self.window = window
-
-    def between(self, queries: range, keys: range, device: torch.device) -> Tensor | bool:
-        """True if all these queries see all these keys, False if none does; else a mask, as in Rule."""
-        if keys[-1] <= queries[0] - self.window:
-            return False  # the work that a window saves
-        mask = super().between(queries, keys, device)
-        if mask is False or keys[0] > queries[-1] - self.window:
-            return mask
-        near = positions_of((queries,), device)[:, None] - positions_of((keys,), device) < self.window
-        return near if mask is True else mask & near
 
 
 class _InWindow(Function):

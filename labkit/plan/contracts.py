@@ -15,6 +15,7 @@ what is promised here. Beside each promise stands who keeps it.
     of a module
       Attends, AsksPositions    the tokens of a row may lie on several ranks           train.gpt
       Routes              tokens travel to experts, which may lie on other ranks       train.moe
+      RoutesInSteps       the same, and others may compute while they travel           train.moe
       Multiplies          its product can be made by others, in 8 bits, say            parallel.tensor
       InEightBits         it is made so                                                train.fp8
       StaysWide           it must not be                                               train.moe
@@ -143,6 +144,23 @@ class Routes(Protocol):
 
     journey: Any
     reader: Any
+
+
+@runtime_checkable
+class RoutesInSteps(Routes, Protocol):
+    """A mixture whose forward can be made in steps: what comes before the journey, what comes behind it, and shared
+    experts."""
+
+    experts: Any
+
+    def begin(self, x: Any, rows: int | None = None) -> Any:
+        """The experts of each token, and the rows that travel; `rows`: sequences of the whole batch."""
+
+    def end(self, routed: Any, out: Any) -> Any:
+        """What the experts made of the rows, added up by token."""
+
+    def with_shared(self, y: Any, x: Any) -> Any:
+        """The same with what shared experts make of x."""
 
 
 @runtime_checkable

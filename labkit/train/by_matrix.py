@@ -9,6 +9,10 @@ pieces. In between pieces are gathered on an owner for each matrix (labkit.comm.
 whole. Along dp the owner gets this tp rank's slice of a matrix; along tp one of the owners gets all slices. Under DDP
 without tp nothing is sent, and each rank computes all.
 
+Without tp the exchange is hidden: the pieces of one matrix travel while its owner works on another, and while AdamW
+steps on all else (`MatrixOwners.in_turn`; its seconds: labkit.plan.laws.muon). With tp an owner along dp has to meet
+its tp peers for each matrix, so there all pieces are gathered, all is worked on, and all answers go back.
+
 An optimizer says four things (`ByMatrix`): what travels for a parameter, what is done with the whole matrix, by which
 factor the result is scaled, and its law (labkit.plan.partition.matrices), from which the owners' shares of the work
 follow. What it keeps of a whole matrix is on the owner alone (`kept`), and is saved with its piece of that matrix.
@@ -188,13 +192,19 @@ class ByMatrix(Optimizer):
         if self.dp is None and self.slices is None:
             for number in numbers:  # one after another: nobody waits for an answer
                 self._step_matrices([number])
+            self._step_rest()
+        elif self.slices is None:
+            self._step_matrices(numbers, self._step_rest)  # AdamW steps while the first pieces travel
         else:
             self._step_matrices(numbers)
-        if self.adamw.param_groups:
-            self.adamw.step()
+            self._step_rest()
         return loss
 
-    def _step_matrices(self, numbers: Sequence[int]) -> None:
+    def _step_rest(self) -> None:
+        if self.adamw.param_groups:
+            self.adamw.step()
+
+    def _step_matrices(self, numbers: Sequence[int], meanwhile: Callable[[], None] | None = None) -> None:
         pieces = [self.pieces[number] for number in numbers]
         rules = {p: group for group in self.param_groups if group.get("by_matrix") for p in group["params"]}
         wanted = {piece.param for piece in pieces}
@@ -203,10 +213,13 @@ class ByMatrix(Optimizer):
             None if piece.param is None or piece.param not in flats else flats[piece.param][piece.window]
             for piece in pieces
         ]
-        wholes = own if self.dp is None else self.dp.gather(own)
-        self._work_(numbers, wholes, rules)
-        if self.dp is not None:
-            self.dp.scatter(wholes, own)
+        if self.dp is not None and self.slices is None:
+            self.dp.in_turn(own, lambda number, whole: self._direct_(number, whole, rules), meanwhile)
+        else:
+            wholes = own if self.dp is None else self.dp.gather(own)
+            self._work_(numbers, wholes, rules)
+            if self.dp is not None:
+                self.dp.scatter(wholes, own)
         for p in flats:
             p.mul_(1 - rules[p]["lr"] * rules[p]["weight_decay"])
         for piece, direction in zip(pieces, own, strict=True):
@@ -222,22 +235,26 @@ class ByMatrix(Optimizer):
         turned = [_turned(wholes[k], self.pieces[k]) for k in self.cut]
         slices = self.slices.gather(turned) if self.slices is not None else []
         for number, whole in zip(numbers, wholes, strict=True):
-            piece = self.pieces[number]
             flat = slices[self.cut[number]] if number in self.cut else whole
             if flat is not None:
-                assert piece.param is not None  # an owner holds a piece
-                shape = self._whole(piece) if number in self.cut else piece.local_shape
-                self._check_matrix(shape)
-                rows, cols = shape
-                by_columns = number in self.cut and piece.shard_dim == 1
-                matrix = flat.view(cols, rows).T if by_columns else flat.view(rows, cols)
-                self.work_(matrix, number, rules[piece.param])
+                self._direct_(number, flat, rules)
         if self.slices is not None:
             self.slices.scatter(slices, turned)
         for number, part in zip(self.cut, turned, strict=True):
             whole, (rows, cols) = wholes[number], self.pieces[number].local_shape
             if self.pieces[number].shard_dim == 1 and whole is not None and part is not None:
                 whole.view(rows, cols).copy_(part.view(cols, rows).T)
+
+    def _direct_(self, number: int, flat: Tensor, rules: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """The owner's work on one whole matrix, in place. One that tp has cut along its columns lies turned."""
+        piece = self.pieces[number]
+        assert piece.param is not None  # an owner holds a piece
+        shape = self._whole(piece) if number in self.cut else piece.local_shape
+        self._check_matrix(shape)
+        rows, cols = shape
+        by_columns = number in self.cut and piece.shard_dim == 1
+        matrix = flat.view(cols, rows).T if by_columns else flat.view(rows, cols)
+        self.work_(matrix, number, rules[piece.param])
 
     def _check_matrix(self, shape: Sequence[int]) -> None:
         if len(shape) != 2:

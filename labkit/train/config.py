@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labkit.plan.checks import is_whole
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.model.sizes import Widths, check_sizes
 
@@ -17,6 +18,9 @@ class GPTConfig(Widths):
 
     `kv_heads` is the number of key heads, and of value heads: each serves n_head / kv_heads query heads that lie side
     by side (grouped queries: Ainslie et al., arXiv:2305.13245). None means as many as query heads.
+
+    With `window` w above 0 the attention of every block sees the last w tokens, a query's own among them, and no others
+    (a sliding window: Jiang et al., arXiv:2310.06825, section 2). 0: all tokens before it.
 
     With `n_expert` above 0 every MLP is a mixture of as many experts (moe.py), of which a token meets `top_k`:
 
@@ -44,6 +48,7 @@ class GPTConfig(Widths):
     capacity: float | None = None
     balance: str = "loss"
     kv_heads: int | None = None
+    window: int = 0
 
     def __post_init__(self) -> None:
         """Check the sizes. Raises ValueError that names the numbers and, where there are any, numbers that would do."""
@@ -53,6 +58,8 @@ class GPTConfig(Widths):
                 f"rotary positions turn pairs, but a head is {self.head_width} wide (d_model={self.d_model} / "
                 f"n_head={self.n_head}): make d_model a multiple of {2 * self.n_head}"
             )
+        if not is_whole(self.window, 0):
+            raise ValueError(f"window must be a whole number of tokens, or 0 for none, got {self.window!r}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is a probability from 0 up to, but not, 1, got {self.dropout}")
 
@@ -65,6 +72,11 @@ class GPTConfig(Widths):
     def n_kv_head(self) -> int | None:
         """`kv_heads` by the name that a ModelShape has for it."""
         return self.kv_heads
+
+    @property
+    def n_windowed(self) -> int:
+        """Blocks whose attention looks at a window: all, or none."""
+        return self.n_layer if self.window else 0
 
     @property
     def kv_width(self) -> int:

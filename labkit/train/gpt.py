@@ -29,11 +29,13 @@ Rotary positions: Su 2021, arXiv:2104.09864, section 3.4.2. Tied head: Press and
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.plan.model.cut_attention import window_piece
 from labkit.train.config import GPTConfig
 from labkit.train.moe import MoE
 from labkit.train.packed import lengths, places
@@ -91,6 +93,7 @@ class Attention(nn.Module):
         heads follow from the weights."""
         super().__init__()
         self.head_width, self.rotary, self.dropout = config.head_width, config.position == "rotary", config.dropout
+        self.window = config.window
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.key = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
         self.value = nn.Linear(config.d_model, config.kv_width, bias=config.bias)
@@ -133,6 +136,8 @@ class Attention(nn.Module):
         """The same for rows of one document each."""
         dropout = self.dropout if self.training else 0.0
         grouped = query.shape[1] != key.shape[1]
+        if 0 < self.window < query.shape[-2]:
+            return in_window(query, key, value, self.window, dropout_p=dropout, enable_gqa=grouped)
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -142,6 +147,27 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         """Cut the last dimension into heads, as many as there are.   [B, T, n*w] -> [B, n, T, w]"""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+def in_window(query: Tensor, key: Tensor, value: Tensor, window: int, **options: Any) -> Tensor:
+    """Causal attention to the last `window` keys, a query's own among them.   [B, n, T, w], twice [B, k, T, w] -> same
+
+    Queries go in pieces, each with the keys that it may see, so that work and memory grow with T and not with its
+    square; one mask serves all pieces. `options` are those of torch's attention."""
+    length = query.shape[-2]
+    piece = window_piece(length, window)
+    near = torch.ones(piece, piece + window - 1, dtype=torch.bool, device=query.device).tril(window - 1).triu()
+    # column 0 stands for the key that is window - 1 tokens before the piece
+    mask = torch.zeros_like(near, dtype=query.dtype).masked_fill_(near.logical_not_(), -torch.inf)
+    del near
+    pieces = []
+    for begin in range(0, length, piece):
+        end, first = min(begin + piece, length), max(0, begin - window + 1)
+        column = first - (begin - window + 1)
+        seen = mask[: end - begin, column : column + end - first]
+        keys, values = key[..., first:end, :], value[..., first:end, :]
+        pieces.append(F.scaled_dot_product_attention(query[..., begin:end, :], keys, values, seen, **options))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)
 
 
 def rotate(x: Tensor, times: Tensor | None = None) -> Tensor:

@@ -68,8 +68,14 @@ class KVCache:
         self, model: Decoder, n_rows: int, capacity: int | None = None, dtype: torch.dtype | None = None
     ) -> None:
         """Room for `capacity` tokens (None: the model's `seq`) in each of `n_rows` rows, in the dtype of the weights or
-        in another one. ValueError for sizes below 1, and for a capacity above `seq`, which has no positions for it."""
+        in another one. ValueError for sizes below 1, for a capacity above `seq`, which has no positions for it, and for
+        a model with a window, of which a cache would hold what no query may see."""
         seq = model.config.seq
+        if getattr(model.config, "window", 0):
+            raise ValueError(
+                f"a cache keeps all tokens, and this model looks at the last {model.config.window} alone: generate "
+                "with GPTConfig(window=0), or call the model on the whole row for each token"
+            )
         capacity = seq if capacity is None else capacity
         if n_rows < 1 or capacity < 1:
             raise ValueError(f"a cache has rows and tokens, at least 1 of each; got n_rows={n_rows}, {capacity} tokens")

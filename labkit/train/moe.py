@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,22 @@ def as_counted(chosen: torch.Size) -> Read:
     return Tensor.tolist
 
 
+class Routed(NamedTuple):
+    """Tokens with the experts that were chosen for them: what `MoE.begin` leaves for the journey and for `MoE.end`.
+
+    tokens [N, D]   token [s]: the token of each row, rows sorted by expert   counts [E]: rows of each expert
+    order [s]: where each row's choice stands in `chosen` and `weights`, both [B, T, k]   loss []: that of balance"""
+
+    tokens: Tensor
+    token: Tensor
+    counts: Tensor
+    read: Read
+    order: Tensor
+    chosen: Tensor
+    weights: Tensor
+    loss: Tensor
+
+
 class MoE(nn.Module):
     """A router, E experts and what is shared.   [B, T, D] -> [B, T, D]
 
@@ -112,18 +128,18 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]; [T, D] is one sequence."""
         sequences = x if x.dim() == 3 else x[None]
-        chosen, weights, loss = self.route(sequences)
-        y = self.through_experts(sequences, chosen, weights)
-        self.counts = occurrences(chosen.flatten(), self.n_expert)
-        if self.load is None:
-            self.load = torch.zeros_like(self.counts)
-        y = _Balance.apply(y, loss, self.load, self.counts)
-        if self.shared is not None:
-            y = y + self.shared(sequences)
-        return y.view(x.shape)
+        routed = self.begin(sequences)
+        out = self.journey(routed.tokens, routed.token, routed.counts, self.experts, routed.read)
+        y = self.end(routed, out)
+        del routed, out  # not held while shared experts run
+        return self.with_shared(y, sequences).view(x.shape)
 
-    def through_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """What its experts make of each token, added up by their weights.   [B, T, D], [B, T, k] twice -> [B, T, D]"""
+    def begin(self, x: Tensor, rows: int | None = None) -> Routed:
+        """All that comes before rows travel to their experts.   [B, T, D]
+
+        `rows`: sequences over which the balance loss is a mean, where x is a part of them and the layer does not know.
+        """
+        chosen, weights, loss = self.route(x, rows)
         if torch.is_autocast_enabled(x.device.type):  # once for each token, and not for each copy on its way
             x = x.to(torch.get_autocast_dtype(x.device.type))
         target, read = chosen.flatten(), self.reader(chosen.shape)
@@ -134,15 +150,26 @@ class MoE(nn.Module):
         self.dropped = target.numel() - n_kept
         # permute: stable, so that positions stay in order
         order = target.argsort(stable=True)[:n_kept]
-        token = order // self.top_k
-        tokens = x.flatten(0, 1)
-        out = self.journey(tokens, token, counts, self.experts, read)
-        # combine, by expert in the same order on any number of ranks. The derivative of index_add_ would hold what is
-        # added, k rows for each token; that of index_put_ does not
-        scaled = out * weights.flatten()[order, None].to(out.dtype)
-        return torch.zeros_like(tokens, dtype=scaled.dtype).index_put_((token,), scaled, accumulate=True).view(x.shape)
+        return Routed(x.flatten(0, 1), order // self.top_k, counts, read, order, chosen, weights, loss)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def end(self, routed: Routed, out: Tensor) -> Tensor:
+        """What the experts made of each token, added up by the weights of its rows.   [s, D] -> [B, T, D]"""
+        # by expert in the same order on any number of ranks. The derivative of index_add_ would hold what is added,
+        # k rows for each token; that of index_put_ does not
+        tokens, chosen = routed.tokens, routed.chosen
+        scaled = out * routed.weights.flatten()[routed.order, None].to(out.dtype)
+        y = torch.zeros_like(tokens, dtype=scaled.dtype).index_put_((routed.token,), scaled, accumulate=True)
+        self.counts = occurrences(chosen.flatten(), self.n_expert)
+        if self.load is None:
+            self.load = torch.zeros_like(self.counts)
+        balanced: Tensor = _Balance.apply(y.view(*chosen.shape[:2], y.shape[-1]), routed.loss, self.load, self.counts)
+        return balanced
+
+    def with_shared(self, y: Tensor, x: Tensor) -> Tensor:
+        """y, and what the shared experts make of each token, where there are any.   [B, T, D] twice -> [B, T, D]"""
+        return y if self.shared is None else y + self.shared(x)
+
+    def route(self, x: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Experts of each token, their weights, and the balance loss.   [B, T, D] -> [B, T, k], [B, T, k], []
 
         In float32 at least: in bf16 two experts would often be equally probable."""
@@ -156,10 +183,10 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         loss = probability.new_zeros(())
         if self.kind == "loss":
-            rows = occurrences(chosen.flatten(1), self.n_expert)  # [B, E], k T in each sequence
-            share = rows.to(exact) / (chosen.shape[1] * self.top_k)
+            by_expert = occurrences(chosen.flatten(1), self.n_expert)  # [B, E], k T in each sequence
+            share = by_expert.to(exact) / (chosen.shape[1] * self.top_k)
             by_sequence = self.n_expert * (share * probability.mean(1)).sum(-1)
-            loss = BALANCE_LOSS * by_sequence.sum() / (self.rows or max(1, len(x)))
+            loss = BALANCE_LOSS * by_sequence.sum() / (self.rows or rows or max(1, len(x)))
         return chosen, weights, loss
 
     def kept(self, chosen: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from labkit import Cluster, run_threads
 from labkit.parallel import blockwise_attention
 from labkit.parallel.blockwise_attention import positions_of
 from labkit.parallel.context import (
-    Context,
     contiguous,
     documents_of,
     gathered_attention,
@@ -18,6 +17,7 @@ from labkit.parallel.context import (
     ulysses_attention,
     zigzag,
 )
+from labkit.parallel.contexts import Context
 from tests.cases import cases
 
 WAYS = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}

@@ -10,7 +10,7 @@ from labkit.assemble import assemble
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
 from labkit.plan.job.recipe import TWO_STAGES, Recipe
-from labkit.plan.model.cut_attention import CONTEXTS
+from labkit.plan.model.cut_attention import FOR_ALL
 from labkit.plan.model.setting import RECOMPUTE
 from labkit.plan.partition.layout import Layout
 from labkit.plan.step.bytes_sent import sent_per_step
@@ -120,8 +120,20 @@ def test_every_rank_sends_what_the_law_says_of_a_choice(layout, choices):
     holds(layout, Recipe(**{**usual, **choices}))
 
 
+@cases(("cp", "window", "more"), [(2, 3, {}), (4, 1, {}), (4, 4, {"recompute": "full"}), (2, 20, {"kv_heads": 2})])
+def test_a_halo_sends_what_the_law_says_on_each_rank(cp, window, more):
+    """Would catch a law of the busiest rank alone, a window that the planner does not see, a halo for each query head,
+    and one that is not sent again where blocks run again."""
+    config = replace(CONFIG, window=window, **{name: value for name, value in more.items() if name == "kv_heads"})
+    again = {name: value for name, value in more.items() if name == "recompute"}
+    recipe = Recipe("zero1", batch_size=8, n_micro=2, precision="fp64", context="halo", **again)
+    for rank, (sent, law) in enumerate(run_threads(sent_and_law, cp, recipe, Layout(cp=cp), config)):
+        assert sent["cp"] == law["cp"], rank
+        assert (sent["cp"] > 0) == (window > 1)
+
+
 @pytest.mark.rest
-@cases("context", CONTEXTS)
+@cases("context", FOR_ALL)
 def test_along_cp_shared_key_heads_send_what_the_law_says(context):
     """Would catch a law for as many key heads as query heads, and keys that are sent once for each query head."""
     recipe = Recipe("ddp", batch_size=8, n_micro=2, precision="fp64", context=context, recompute="full")

@@ -13,7 +13,7 @@ from labkit.plan.laws import context
 from labkit.plan.laws.context import crossover, exchange_s, fastest, hides_from, seconds, sent
 from labkit.plan.machine.link import Link
 from labkit.plan.model.context_memory import attend
-from labkit.plan.model.cut_attention import CONTEXTS as ORDER, CutAttention, at_work, held_bytes
+from labkit.plan.model.cut_attention import FOR_ALL as ORDER, CutAttention, at_work, held_bytes
 from labkit.plan.model.layer_rows import Terms
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.sizes import Sizes
@@ -127,7 +127,7 @@ def test_the_tables_of_the_docstring_are_what_the_laws_give():
     ("make", "words"),
     [
         (lambda: sent("ulysses", replace(LLAMA, n=16)), "64 query heads and 8 key heads out over 16 ranks"),
-        (lambda: sent("rings", LLAMA), "one of ring, gather, ulysses, got 'rings'"),
+        (lambda: sent("rings", LLAMA), "one of ring, gather, ulysses, halo, got 'rings'"),
         (lambda: replace(LLAMA, n=3), "rows of 131072 tokens do not cut over 3 ranks"),
         (lambda: replace(LLAMA, rows=0), "at least 1"),
     ],

@@ -24,6 +24,7 @@ from labkit.plan.step.time import mfu, predict_step
 from tests.cases import cases
 
 SHAPE = ModelShape.gpt(8, 512, 8, 8192, 1024, tied=False)
+WINDOWED = SHAPE.changed(window=65, n_windowed=8)
 H100 = Hardware.preset("h100")
 RATE = 1e9
 """Bytes a second of the links here, which have no latency, so that seconds are bytes."""
@@ -34,6 +35,13 @@ def here(flops: float = 1e12) -> Hardware:
     return Hardware.measured(flops, 1e21, intra=(0.0, RATE), device="cuda")
 
 
+def window_bytes(recipe, layout):
+    """Bytes of the busiest rank one way and the other, of one of its two micro-batches of a step in fp32: forward again
+    where blocks run again, (w-1) keys and values of 8 heads of 64 over tp, for each of 2 rows and 8 layers."""
+    way = 2 * (WINDOWED.window - 1) * 512 // layout.tp * 4 * 2 * 8
+    return way * (1 + (recipe.recompute == "full")), way
+
+
 @cases("kind", CONTEXTS)
 @cases("again", ["none", "full"])
 @cases("layout", [Layout(cp=2), Layout(cp=4), Layout(tp=2, cp=2), Layout(2, cp=4)])
@@ -41,11 +49,17 @@ def test_the_seconds_of_the_exchange_are_its_bytes(kind, again, layout):
     """Would catch an exchange that is priced otherwise than it is counted: forward again where blocks run again, heads
     of this rank of tp alone, gradients in fp32; and seconds of a part that is neither waited for nor hidden."""
     recipe = Recipe(batch_size=4 * layout.dp, n_micro=2, context=kind, recompute=again)
-    step = predict_step(SHAPE, layout, recipe, here())
-    n_bytes = sent_per_step(layout, recipe, 0, parameter_bytes=4, n_layer=8, d_model=512, seq=1024)["cp"]
+    shape = WINDOWED if kind == "halo" else SHAPE
+    step = predict_step(shape, layout, recipe, here())
+    counted = (
+        sent_per_step(layout, recipe, rank, parameter_bytes=4, n_layer=8, d_model=512, seq=1024, shape=shape)["cp"]
+        for rank in range(layout.size)
+    )
+    # a ring sends as much from each rank; of a halo the first sends most forward, the last backward
+    n_bytes = max(counted) if kind != "halo" else 2 * sum(window_bytes(recipe, layout))
     assert step["cp"] * RATE == pytest.approx(n_bytes)
-    hidden = -predict_step(SHAPE, layout, replace(recipe, strategy="zero3", prefetch=0), here())["overlap"]
-    assert (hidden > 0) == (kind == "ring")
+    hidden = -predict_step(shape, layout, replace(recipe, strategy="zero3", prefetch=0), here())["overlap"]
+    assert (hidden > 0) == (kind in ("ring", "halo"))
     assert hidden < step["cp"]
     assert step.total == pytest.approx(sum(item.value for item in step.items))
 

@@ -13,7 +13,7 @@ from labkit.parallel import blockwise_attention
 from labkit.parallel.blockwise_attention import Answers, Queries
 from labkit.parallel.context import contiguous, ring_attention
 from labkit.parallel.halo import halo_attention
-from labkit.plan.job.recipe import Recipe
+from labkit.plan.job.recipe import Recipe, check
 from labkit.plan.laws import context, halo
 from labkit.plan.laws.halo import (
     at_work,
@@ -31,6 +31,8 @@ from labkit.plan.laws.halo import (
 from labkit.plan.machine.link import Link
 from labkit.plan.machine.topology import Links
 from labkit.plan.model.cut_attention import CutAttention
+from labkit.plan.model.shape import ModelShape
+from labkit.plan.partition.layout import Layout
 from labkit.probe.memory import MemoryProbe
 from labkit.probe.rehearsal import run_fake
 from tests.cases import cases
@@ -250,10 +252,16 @@ def test_the_tables_of_the_docstring_are_what_the_laws_give():
 
 
 def test_what_cannot_be_is_refused_with_the_numbers():
-    """Would catch a law of a rank that is none, and a recipe that says of a halo only that it is no word."""
+    """Would catch a law of a rank that is none, and a halo for a model whose queries see all keys, or some of whose
+    blocks do."""
     with pytest.raises(ValueError, match="at least 1.*got 0"):
         sent(SMALL, 0)
     with pytest.raises(ValueError, match="one of 0 to 3, got 4"):
         sent(SMALL, 2, 4)
-    with pytest.raises(ValueError, match="labkit's GPT has none.*take 'ring'.*halo_attention"):
-        Recipe(context="halo")
+    shape = ModelShape.gpt(4, 64, 4, 256, 96)
+    for some, words in ((shape, "4 of n_layer=4"), (shape.changed(window=8, n_windowed=3), "1 of n_layer=4")):
+        with pytest.raises(ValueError, match=f"{words} blocks have none.*context='ring'.*window="):
+            check(some, Recipe(context="halo"), Layout(cp=2))
+    check(shape.changed(window=8, n_windowed=4), Recipe(context="halo"), Layout(cp=2))
+    with pytest.raises(ValueError, match="window=0: take ring"):
+        context.seconds("halo", SMALL, 1e12, LINK)

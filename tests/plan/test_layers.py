@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,9 @@ CASES: tuple[tuple[GPTConfig, Layout, dict[str, Any]], ...] = (
     (TURNED, Layout(cp=4), {"context": "gather", "precision": "bf16", "recompute": "selective"}),
     (BARE, Layout(cp=2), {"context": "ulysses", "precision": "fp64", "recompute": "full"}),
     (TURNED, Layout(cp=2), {"context": "ulysses", "precision": "amp"}),
+    (replace(TURNED, window=20), Layout(), {"precision": "bf16"}),
+    (replace(LEARNED, seq=300, window=140), Layout(), {"precision": "amp"}),
+    (replace(LEARNED, seq=300, window=20), Layout(), {}),
     (MIXED, Layout(), {"precision": "bf16"}),
     (SHARED, Layout(), {"precision": "amp", "recompute": "selective"}),
     (SHARED, Layout(4, ep=4), {"recompute": "full"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.plan.job.recipe import Recipe
@@ -43,6 +45,20 @@ def test_rows_are_cut_beside_experts_that_do_not_count_them():
     words = explain([both])
     assert f"Gradients of experts go over {lay.dp * lay.cp // lay.ep} ranks, all others over {lay.dp * lay.cp}" in words
     assert {"cp", "ep"} <= set(table([both], 4).splitlines()[0].split())
+
+
+def test_a_halo_is_tried_where_all_blocks_have_a_window_and_sends_less_than_a_ring():
+    """Would catch a way that no search finds, and one that is taken for models whose blocks see all keys."""
+    whole = ModelShape.preset("llama3-8b").changed(seq=LONG)
+    windowed = whole.changed(window=4096, n_windowed=whole.n_layer)
+    for shape, there in ((whole, False), (windowed, True)):
+        kept = [plan for plan in plans(shape, H100, 8, 8, LONG) if plan.kept and plan.layout.cp > 1]
+        assert ("halo" in {plan.recipe.context for plan in kept}) == there
+    recipe = Recipe("zero3", batch_size=1, precision="bf16", recompute="full")
+    halo, ring = (
+        predict_step(windowed, Layout(cp=8), replace(recipe, context=way), H100)["cp"] for way in ("halo", "ring")
+    )
+    assert halo < ring / 10
 
 
 def test_latent_attention_is_cut_over_cp_too():

@@ -11,7 +11,7 @@ from torch import nn
 from labkit import Cluster, run_threads
 from labkit.assemble import EXPERT_PLAN
 from labkit.comm.mesh import Mesh
-from labkit.parallel.context import Context
+from labkit.parallel.contexts import Context
 from labkit.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, split
 from labkit.parallel.zero3 import ZeRO3
 from labkit.plan.partition.layout import Layout
@@ -271,7 +271,7 @@ def test_what_cannot_be_generated_is_refused_with_its_numbers(call, told):
         call(stirred(LEARNED))
 
 
-def test_dropout_a_capacity_and_a_cut_sequence_are_refused():
+def test_dropout_a_capacity_a_window_and_a_cut_sequence_are_refused():
     """Would catch generation that differs from the whole forward without a word."""
     dropping = GPT(GPTConfig(**SIZES, dropout=0.5), seed=1)
     with pytest.raises(ValueError, match=r"p=0.5: call model.eval\(\)"):
@@ -279,6 +279,8 @@ def test_dropout_a_capacity_and_a_cut_sequence_are_refused():
     assert generate(dropping.eval(), prompt_of(), 2).shape == (3, 6)
     with pytest.raises(ValueError, match=r"capacity=1.0 .* build with capacity=None"):
         generate(GPT(GPTConfig(**SIZES, n_expert=4, capacity=1.0), seed=1), prompt_of(), 2)
+    with pytest.raises(ValueError, match=r"looks at the last 2 alone: generate with GPTConfig\(window=0\)"):
+        generate(GPT(GPTConfig(**SIZES, window=2), seed=1), prompt_of(), 2)
     model = GPT(LEARNED, seed=1)
 
     def rank(group):

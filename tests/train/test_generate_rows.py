@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from labkit import run_threads
-from labkit.parallel.context import Context
+from labkit.parallel.contexts import Context
 from labkit.parallel.tensor_plan import GPT_PLAN, split
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.pocket.generation import RowsOfCache

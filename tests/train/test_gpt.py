@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from labkit.train.gpt import GPT, GPTConfig, cross_entropy, rotate
+from labkit.train.gpt import GPT, GPTConfig, cross_entropy, in_window, rotate
 from tests.cases import cases
 
 SMALL = {"n_layer": 2, "d_model": 12, "n_head": 3, "vocab": 17, "seq": 9}
@@ -148,6 +148,37 @@ def test_a_later_token_changes_no_earlier_logit(position):
         after = model(changed)
         assert torch.equal(after[:, :place], before[:, :place])
         assert not torch.equal(after[:, place:], before[:, place:])
+
+
+@cases("window", (1, 2, 5, 127, 128, 129, 300))
+@cases(("heads", "key_heads", "length"), [(4, 4, 1), (4, 2, 7), (2, 1, 300), (2, 2, 256)])
+def test_a_window_in_pieces_is_one_mask_over_the_whole_row(window, heads, key_heads, length):
+    """Would catch a piece that begins a key too early or too late, the first and the last piece among them, and a
+    mask that is cut at the wrong column."""
+    stream = torch.Generator().manual_seed(0)
+    shapes = [(2, n, length, 4) for n in (heads, key_heads, key_heads, heads)]
+    q, k, v, grad = (torch.randn(shape, dtype=torch.float64, generator=stream) for shape in shapes)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    dense = F.scaled_dot_product_attention(q, k, v, (back >= 0) & (back < window), enable_gqa=heads != key_heads)
+    pieces = in_window(q, k, v, window, enable_gqa=heads != key_heads)
+    for ours, theirs in zip(
+        (pieces, *torch.autograd.grad(pieces, (q, k, v), grad)),
+        (dense, *torch.autograd.grad(dense, (q, k, v), grad)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_model_with_a_window_forgets_what_lies_further_back_than_its_blocks_reach():
+    """Would catch a window that the model does not use: two blocks of window 3 reach 4 tokens back, and no further."""
+    model = GPT(GPTConfig(n_layer=2, d_model=16, n_head=2, vocab=32, seq=12, window=3, position="rotary"), seed=0)
+    tokens = torch.arange(12)[None]
+    last = model(tokens)[0, -1]
+    for back in range(12):
+        other = tokens.clone()
+        other[0, 11 - back] = 31
+        assert torch.equal(model(other)[0, -1], last) == (back > 4), back
 
 
 def test_rotary_products_depend_on_the_distance_alone():

@@ -35,7 +35,9 @@ VOCABULARY = MappingProxyType(
         "plan.step.memory": "predict_memory",
         "plan.schedules.published_schedules": "zb_h1 zb_h2 zb_v v_half v_min dualpipe dualpipe_v stretch "
         "waits_in_calls",
-        "plan.laws.muon": "orthogonalising_flops",
+        "plan.laws.muon": "orthogonalising_flops in_turn_s one_after_another_s",
+        "plan.laws.two_batch_overlap": "halves_s whole_s",
+        "plan.laws.expert_copies": "pays_from_rows",
         "plan.job.recipe": "Recipe",
         "plan.step.roofline": "ridge sheet_ridge",
         "plan.pocket.scaling": "amdahl serial_share",
@@ -44,6 +46,7 @@ VOCABULARY = MappingProxyType(
         "plan.model.shape": "ModelShape",
         "plan.pocket.zero_table": "ModelState",
         "plan.pocket.stale_gradients": "limit momentum",
+        "plan.pocket.stale_policy": "counted_share period_s staleness_wanted",
         "plan.pocket.survival": "Job young best_interval first_order goodput shares job_mtbf device_mtbf "
         "checkpoint_bytes sharded_s gathered_s with_spares shrinking LLAMA3_DEVICE_MTBF_S",
         "plan.step.time": "predict_step mfu",

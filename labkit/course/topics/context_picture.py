@@ -21,12 +21,12 @@ from types import MappingProxyType
 
 from labkit.plan.laws.context import fastest, seconds, sent
 from labkit.plan.machine.link import Link, link_of
-from labkit.plan.model.cut_attention import CONTEXTS, CutAttention, at_work, held_bytes
+from labkit.plan.model.cut_attention import FOR_ALL, CutAttention, at_work, held_bytes
 from labkit.view import chart
 from labkit.view.svg import PALETTE
 from labkit.view.units import binary_text, plural, seconds_text
 
-COLOURS = MappingProxyType(dict(zip(CONTEXTS, (PALETTE[0], PALETTE[1], PALETTE[2]), strict=True)))
+COLOURS = MappingProxyType(dict(zip(FOR_ALL, (PALETTE[0], PALETTE[1], PALETTE[2]), strict=True)))
 LENGTHS = tuple(2**k for k in range(13, 21))
 """Tokens of a sequence, 8k to 1M."""
 LINKS = ("nvlink", "pcie5", "infiniband", "ethernet-100g", "ethernet")
@@ -54,7 +54,7 @@ def three_ways(layer: CutAttention, link: Link, flops_per_s: float, title: str =
     compute = seconds("ring", layer, flops_per_s, link)["compute"]
     heads = f"{layer.heads} heads, {layer.key_heads} for keys"
     head = title or f"{tokens_text(layer.seq)} tokens, {heads}, over {plural(layer.n, 'rank')}: {best} waits least"
-    rows = [_row(kind, layer, link, flops_per_s) for kind in CONTEXTS]
+    rows = [_row(kind, layer, link, flops_per_s) for kind in FOR_ALL]
     law = (
         f"one layer, forward and backward: computes {seconds_text(compute)} at {flops_per_s / 1e12:g} Tflop/s; link: "
         f"{link.name} of {link.bytes_per_s / 1e9:g} GB/s"
@@ -62,7 +62,7 @@ def three_ways(layer: CutAttention, link: Link, flops_per_s: float, title: str =
     keeps = "kept until backward, whichever way: " + ", ".join(
         f"{binary_text(held_bytes(replace(layer, seq=seq)))} at {tokens_text(seq)}" for seq in _lengths(layer)
     )
-    facts = "; ".join(f"{kind}: " + ", ".join(row[1:]) for kind, row in zip(CONTEXTS, rows, strict=True))
+    facts = "; ".join(f"{kind}: " + ", ".join(row[1:]) for kind, row in zip(FOR_ALL, rows, strict=True))
     figure = chart.Chart(452, head, f"{head}; {law}; {facts}; {keeps}")
     figure.words(4, 42, law, fontsize=12)
     names = ("way", "sent forward", "sent backward", "waits", "at work",
@@ -70,7 +70,7 @@ def three_ways(layer: CutAttention, link: Link, flops_per_s: float, title: str =
     for x, name in zip((24.0, *COLUMNS), names, strict=False):
         figure.words(x, 68, name, weight="bold", fontsize=12)
     figure.rule(74)
-    for place, (kind, row) in enumerate(zip(CONTEXTS, rows, strict=True)):
+    for place, (kind, row) in enumerate(zip(FOR_ALL, rows, strict=True)):
         y = 92 + 20 * place
         figure.swatch(6, y - 11, COLOURS[kind])
         for x, words in zip((24.0, *COLUMNS), row, strict=False):
@@ -105,7 +105,7 @@ def _over_lengths(figure: chart.Chart, layer: CutAttention, link: Link, flops_pe
     axes = figure.panel(64, 216, 400, 416, xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, LENGTHS[-1] * 1.2))
     at = [replace(layer, seq=seq) for seq in LENGTHS]
     lowest = []
-    for place, kind in enumerate(CONTEXTS):
+    for place, kind in enumerate(FOR_ALL):
         waits = [waiting(kind, one, flops_per_s, link) for one in at]
         seen = [wait for wait in waits if wait is not None]
         if seen:
@@ -113,7 +113,7 @@ def _over_lengths(figure: chart.Chart, layer: CutAttention, link: Link, flops_pe
             lowest += seen
     computes = [seconds("ring", one, flops_per_s, link)["compute"] for one in at]
     axes.plot(LENGTHS, computes, color="black", linestyle=(0, (1, 2)), label="computes")
-    for kind in CONTEXTS:
+    for kind in FOR_ALL:
         wait = waiting(kind, layer, flops_per_s, link)
         if wait is not None:
             words = f"{kind}, {tokens_text(layer.seq)} tokens: waits {seconds_text(wait)}"
@@ -141,7 +141,7 @@ def winners(
         for column, seq in enumerate(lengths):
             one = replace(layer, seq=seq)
             best = fastest(one, flops_per_s, link)
-            waits = {kind: waiting(kind, one, flops_per_s, link) for kind in CONTEXTS}
+            waits = {kind: waiting(kind, one, flops_per_s, link) for kind in FOR_ALL}
             details = ", ".join(f"{kind} {seconds_text(wait)}" for kind, wait in waits.items() if wait is not None)
             hover = f"{tokens_text(seq)} tokens on {link.name}: {best} waits least ({details})"
             word, edge = (best[0] if letters else best), (2.5 if letters and seq == layer.seq else 0.5)

@@ -23,7 +23,6 @@ from labkit.plan.laws import (
     data_parallel,
     expert_tensor,
     experts,
-    halo,
     optimizers,
     overlapped_tensor,
     pipeline,
@@ -117,7 +116,8 @@ class Recipe:
     fp8_gathers      with "zero3" and "fp8" scaled by "tensor": the weights of these linears are gathered in 8 bits
     decay_on         what `weight_decay` applies to: "all" parameters; "linears": not to norms, biases and embeddings
     context          where rows are cut over cp ranks, how attention reaches the others' tokens: "ring", "gather" (of
-                     keys and values) or "ulysses" (tokens for heads); see labkit.parallel.context
+                     keys and values), "ulysses" (tokens for heads) or, for a model whose blocks all have a window,
+                     "halo" (the keys that its queries see, and no more); see labkit.parallel.contexts
     gradients        with "ddp", how gradients travel: "exact": as they are added up; "bf16": in 2 bytes; "8bit": in 1
                      byte with a unit for 256 of them, what rounding cuts off being added to the next step's (on its
                      rank: a checkpoint does not hold it). It changes what is learned, so that `plans` does not try it
@@ -166,8 +166,6 @@ class Recipe:
             )
         for name, known in KNOWN.items():
             value = getattr(self, name)
-            if name == "context" and value == "halo":
-                raise ValueError(halo.NO_CHOICE)
             if value not in known:
                 near = difflib.get_close_matches(f"{value}".lower(), known, 1)
                 mend = f"; did you mean {near[0]!r}?" if near else ""

@@ -72,7 +72,7 @@ class Choices(Protocol):
 
     @property
     def context(self) -> str:
-        """The way in which attention reaches the tokens of other ranks: ring, gather or ulysses."""
+        """The way in which attention reaches the tokens of other ranks: ring, gather, ulysses or halo."""
 
     @property
     def precision(self) -> str:

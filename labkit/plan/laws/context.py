@@ -1,4 +1,4 @@
-"""What one layer's attention sends, holds and waits for when rows are cut over n ranks, by each of three ways.
+"""What one layer's attention sends, holds and waits for when rows are cut over n ranks, by each way: a table of laws.
 
     b = 2 B K T/n W bytes of a rank's keys and values; b' the same numbers as gradients, in fp32 at least
 
@@ -6,6 +6,7 @@
     ring       (n-1) b            (n-1)(b + b')        2 b;  in backward 2 b and 4 b' (with 2 or 3 ranks b and 4 b')
     gather     (n-1) b            (n-1)(b + b')        (n+1) b;  in backward (n+1) b and (2n+1) b'
     ulysses    (n-1)/n of 2 B (H + K) T/n W numbers each way
+    halo       in a sliding window of w: at most w-1 tokens of b each way (labkit.plan.laws.halo)
 
 What autograd keeps between forward and backward is the same for all: q, k, v and y of T/n tokens, a number for each
 query and head. Ring and gather send the same bytes. A gather stands in front of the computation; the ring's hops hide
@@ -29,62 +30,59 @@ values are counted as they are when attention runs, made of their latents on eac
 send. labkit's GPT has no latent attention: this part is a law that no run has reached.
 
 Ulysses sends least where n is large or H/K small, hides nothing, and needs n to divide H and K. Its law: Jacobs et al.,
-arXiv:2309.14509, section 3. Backward is counted as 2.5 forwards: five products in place of two, one of which makes the
-scores again (Dao, arXiv:2307.08691, section 4.1). Held by labkit.parallel.context.
+arXiv:2309.14509, section 3. Held by labkit.parallel.context and labkit.parallel.halo.
+
+LAWS has a law for each way. Everything else here asks that table and knows no way by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.laws.choices import Choices
+from labkit.plan.laws.context_law import BACKWARD, ContextLaw
+from labkit.plan.laws.halo import HaloLaw
 from labkit.plan.laws.traffic import StepTraffic
+from labkit.plan.laws.whole_keys import GatherLaw, RingLaw, UlyssesLaw
 from labkit.plan.machine.link import Link
 from labkit.plan.model.cut_attention import CONTEXTS, CutAttention
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
 from labkit.plan.words import multiples
 
-BACKWARD = 2.5
-"""Flops of attention's backward, in those of its forward."""
+LAWS = MappingProxyType({law.name: law for law in (RingLaw(), GatherLaw(), UlyssesLaw(), HaloLaw())})
+"""The law of each of CONTEXTS."""
 
 
-def sent(kind: str, layer: CutAttention) -> tuple[int, int]:
-    """Bytes that each rank sends, forward and backward. ValueError for heads that cannot be dealt out."""
-    n = layer.n
-    if not layer.possible(kind):
-        raise ValueError(
-            f"ulysses deals {layer.heads} query heads and {layer.key_heads} key heads out over {n} ranks, and they do "
-            "not come out even: take ring or gather, or another n"
-        )
-    if kind == "ulysses":
-        each_way = (layer.heads + layer.key_heads) * layer.tokens * layer.pair * layer.word * (n - 1) // n
-        return each_way, each_way
-    return (n - 1) * layer.block, (n - 1) * (layer.block + layer.gradients)
+def law_of(kind: str) -> ContextLaw:
+    """The law of a way. ValueError for a word that is none."""
+    if kind not in LAWS:
+        raise ValueError(f"attention over ranks is one of {', '.join(LAWS)}, got {kind!r}")
+    return LAWS[kind]
+
+
+def sent(kind: str, layer: CutAttention, rank: int | None = None) -> tuple[int, int]:
+    """Bytes that `rank` sends, forward and backward; of the busiest rank each way if left out.
+
+    ValueError for heads that cannot be dealt out, and for a halo without a window."""
+    law = law_of(kind)
+    for reason in law.lacks(layer):
+        raise ValueError(reason)
+    return law.sent(layer, rank)
 
 
 def refuses(shape: Sizes, choices: Choices, layout: Layout) -> Iterator[str]:
-    """Rows that cp does not divide, and heads that ulysses cannot deal out."""
+    """Rows that cp does not divide, and what the way of attention refuses, such as heads that it cannot deal out."""
     if shape.seq % layout.cp:
         yield (
             f"rows of seq={shape.seq} tokens do not cut into cp={layout.cp} equal parts: "
             + multiples("seq", shape.seq, layout.cp)
         )
-    if choices.context != "ulysses" or layout.cp == 1:
-        return
-    if shape.n_head // layout.tp % layout.cp:
-        yield (
-            f"ulysses deals a rank's n_head={shape.n_head} / tp={layout.tp} heads out over cp={layout.cp} ranks, and "
-            "they do not come out even: take another cp, or context='ring' or 'gather', which cut no heads"
-        )
-    keys = max(1, shape.kv_heads // layout.tp)  # with more ranks than key heads each has a copy
-    if keys % layout.cp:
-        yield (
-            f"ulysses deals a rank's {keys} key heads out over cp={layout.cp} ranks, and they do not come out even: "
-            "take another cp, or context='ring' or 'gather', which cut no heads"
-        )
+    if layout.cp > 1:
+        yield from law_of(choices.context).refuses(shape, layout)
 
 
 def sent_in_step(traffic: StepTraffic) -> Iterator[Item]:
@@ -94,8 +92,9 @@ def sent_in_step(traffic: StepTraffic) -> Iterator[Item]:
         return
     # how wide a head is does not matter: heads x width of this rank of tp is d_model / tp
     heads = layout.cp * traffic.shared
-    layer = CutAttention(traffic.row, layout.cp, heads, layout.cp, 1, traffic.rows, traffic.word)
-    forward, backward = (part * traffic.d_model / layout.tp / heads for part in sent(choices.context, layer))
+    layer = CutAttention(traffic.row, layout.cp, heads, layout.cp, 1, traffic.rows, traffic.word, window=traffic.window)
+    place = layout.coords(traffic.rank)["cp"]
+    forward, backward = (part * traffic.d_model / layout.tp / heads for part in sent(choices.context, layer, place))
     runs = 2 if choices.recompute == "full" else 1
     formula = f"{n_layer} blocks x ({runs} x {forward:,.0f} + {backward:,.0f}) by {choices.context}, n={layout.cp}"
     yield Item("cp", n_layer * (runs * forward + backward), "B", formula, "labkit.plan.laws.context")
@@ -103,40 +102,25 @@ def sent_in_step(traffic: StepTraffic) -> Iterator[Item]:
 
 def exchange_s(kind: str, layer: CutAttention, link: Link) -> tuple[float, float]:
     """Seconds of the exchange forward and backward, as if nothing were computed."""
-    forward, backward = sent(kind, layer)
-    peers = layer.n - 1
-    ahead = 2 if kind == "ulysses" else 1  # all_to_alls there and back; backward of the others: blocks, and gradients
-    return _way(link, forward, ahead * peers), _way(link, backward, 2 * peers)
+    sent(kind, layer)  # refuses what cannot be
+    return law_of(kind).exchange_s(layer, link)
 
 
 def unhidden_s(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
     """Seconds of it that nothing hides, forward and backward: of the ring, what a hop takes longer than its scores."""
-    n = layer.n
-    if n == 1:
-        return 0.0, 0.0
-    if kind != "ring":
-        return exchange_s(kind, layer, link)
-    block, grads, hop = _way(link, layer.block), _way(link, layer.gradients), layer.flops / flops_per_s / n
-    backward = max(0.0, block - BACKWARD * hop) + (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
-    return (n - 1) * max(0.0, block - hop), backward
-
-
-def _way(link: Link, n_bytes: float, messages: int = 1) -> float:
-    return messages * link.alpha_s + n_bytes / link.bytes_per_s
+    sent(kind, layer)
+    return (0.0, 0.0) if layer.n == 1 else law_of(kind).unhidden_s(layer, flops_per_s, link)
 
 
 def seconds(kind: str, layer: CutAttention, flops_per_s: float, link: Link) -> Breakdown:
     """Forward and backward of the layer's attention on one rank: "compute", and "waiting" for what nothing hides."""
-    n, scores = layer.n, layer.flops / flops_per_s
-    formula = {
-        "ring": "what a hop takes longer than its scores, and the last gradients",
-        "gather": f"(n-1)(2 b + b') / S + 3 (n-1) alpha, n={n}",
-        "ulysses": f"2 (n-1)/n 2 B (H + K) T/n W w / S + 4 (n-1) alpha, n={n}",
-    }[kind]
+    waiting = sum(unhidden_s(kind, layer, flops_per_s, link))
     flops = f"3.5 x 2 B H W T T/n flops / {flops_per_s:g}"
+    if layer.window:
+        flops = f"3.5 x 4 B H W x pairs in a window of {layer.window} / n / {flops_per_s:g}"
     return Breakdown([
-        Item("compute", (1 + BACKWARD) * scores, "s", flops, "arXiv:2307.08691, 4.1"),
-        Item("waiting", sum(unhidden_s(kind, layer, flops_per_s, link)), "s", formula, "labkit.plan.laws.context"),
+        Item("compute", (1 + BACKWARD) * layer.flops / flops_per_s, "s", flops, "arXiv:2307.08691, 4.1"),
+        Item("waiting", waiting, "s", law_of(kind).formula(layer), "labkit.plan.laws.context"),
     ])  # fmt: skip
 
 
@@ -146,7 +130,7 @@ def hides_from(layer: CutAttention, flops_per_s: float, link: Link) -> float:
 
 
 def fastest(layer: CutAttention, flops_per_s: float, link: Link) -> str:
-    """Of the three that are possible, the one that waits least; of equals the first in CONTEXTS."""
+    """Of those that are possible, the one that waits least; of equals the first in CONTEXTS."""
     return min(
         (kind for kind in CONTEXTS if layer.possible(kind)),
         key=lambda kind: seconds(kind, layer, flops_per_s, link)["waiting"],

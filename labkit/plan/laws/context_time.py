@@ -3,13 +3,14 @@
     rank = ((dp_index * pp + pp_index) * cp + cp_index) * tp + tp_index       neighbours along cp are tp ranks apart
 
     ring       a hop is as slow as its slowest link: between nodes each rank has one port, and shares nobody's
+    halo       the same, between ranks that are next to each other as long as w - 1 <= T/n
     gather     a collective, which crosses nodes with all ports of a node
     ulysses    all_to_alls: what stays inside a node and what leaves it go at the same time
     data       gradients are reduced over dp x cp, and with dualpipe over both ranks of a stage. Between two nodes such
                a ring has a port for each member in a node. Those of experts are reduced over cp and every ep-th rank
                of dp
 
-What the ring hides is not free: exchange and scores want the same memory (`contention` of plan.machine.efficiency).
+What ring and halo hide is not free: exchange and scores want the same memory (`contention` of plan.machine.efficiency).
 The law of one link: labkit.plan.laws.context.
 """
 
@@ -20,11 +21,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from labkit.plan.breakdown import Item
-from labkit.plan.laws.context import exchange_s, unhidden_s
+from labkit.plan.laws.context import exchange_s, law_of, unhidden_s
 from labkit.plan.laws.timing import PassSeconds, Timing
 from labkit.plan.machine.hardware import Hardware
-from labkit.plan.machine.link import Link
-from labkit.plan.model.cut_attention import CutAttention
+from labkit.plan.model.cut_attention import CutAttention, window_of
 from labkit.plan.model.setting import Setting
 from labkit.plan.model.sizes import Sizes
 from labkit.plan.partition.layout import Layout
@@ -41,7 +41,8 @@ def layer_of(shape: Sizes, setting: Setting, word: int) -> CutAttention:
     """A layer's attention as this setting cuts it, with numbers of `word` bytes."""
     heads, keys = shape.n_head // setting.tp, max(1, shape.kv_heads // setting.tp)
     whole = setting.seq * setting.cp
-    return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width)
+    window = window_of(shape)
+    return CutAttention(whole, setting.cp, heads, keys, shape.width, setting.rows, word, shape.rope_width, window)
 
 
 def layer_s(timing: Timing, layer: str) -> tuple[PassSeconds, PassSeconds]:
@@ -65,14 +66,14 @@ def exchanges(
 ) -> tuple[ExchangeSeconds, ExchangeSeconds]:
     """Forward and backward of one layer. ValueError for heads that cannot be dealt out."""
     layer, kind, practice = layer_of(shape, setting, word), setting.context, hardware.practice
-    if kind == "ulysses":
+    link = law_of(kind).link(setting.cp, setting.tp, hardware)
+    if link is None:
         # q, k and v go there, y comes back; gradients go the other way
         mixed = layer.heads * layer.width
         together = mixed + layer.heads * layer.rope_width + layer.key_heads * layer.pair
         parts = (layer.tokens * together * word, layer.tokens * mixed * word)
         both = sum(hardware.all_to_all_s(setting.cp, setting.tp, n_bytes) for n_bytes in parts)
         return ExchangeSeconds(both, 0.0), ExchangeSeconds(both, 0.0)
-    link = link_of(kind, setting.cp, setting.tp, hardware)
     link = replace(link, bytes_per_s=link.bytes_per_s * practice.wire)
     rate = hardware.rate(precision) * (practice.attention if shape.fused_attention else 0.5)
     made = []
@@ -80,13 +81,6 @@ def exchanges(
         waited = open_ + practice.contention * (talk - open_)
         made.append(ExchangeSeconds(waited, talk - waited))
     return made[0], made[1]
-
-
-def link_of(kind: str, cp: int, tp: int, hardware: Hardware) -> Link:
-    """The link that sets the pace of a ring or a gather over `cp` ranks, `tp` apart."""
-    if kind == "ring":
-        return hardware.intra if cp * tp <= hardware.node_size else hardware.inter
-    return hardware.link(cp, tp)
 
 
 def data_stride(layout: Layout, node_size: int, copies: int = 1, ep: int = 1) -> int:

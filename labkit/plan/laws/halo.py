@@ -31,7 +31,9 @@ w <= T/n both hide where (F flop/s, S bytes/s, w' bytes a number, latency left o
     1M         16.0, 3584         0.34, 75.2
 
 Flops are those of the pairs in the window; labkit's own attention computes scores in tiles of 1024 tokens and leaves
-out only tiles that lie wholly outside. Held by labkit.parallel.halo. No choice of a Recipe: labkit's GPT has no window.
+out only tiles that lie wholly outside. Held by labkit.parallel.halo. In a Recipe it is context="halo", for models whose
+blocks all have a window. In a model with windows in some blocks only, tokens in order would be uneven work in the
+others, so that it is refused.
 
 Sources: windows in Beltagy et al., arXiv:2004.05150, section 3.1; Mistral's sizes and window in Jiang et al.,
 arXiv:2310.06825, section 2. Cutting a domain and exchanging its borders is the halo exchange of stencil codes. The laws
@@ -40,21 +42,18 @@ are counted here, and measured against the ledger and against simulated links.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.checks import is_whole
-from labkit.plan.laws.context import BACKWARD
+from labkit.plan.laws.context_law import BACKWARD
+from labkit.plan.machine.hardware import Hardware
 from labkit.plan.machine.link import Link
 from labkit.plan.model import cut_attention
-from labkit.plan.model.cut_attention import CutAttention
-
-NO_CHOICE = (
-    "'halo' is for attention in a sliding window, and labkit's GPT has none, so no recipe can take it: take 'ring', or "
-    "call labkit.parallel.halo.halo_attention with the window of your own model"
-)
-"""Why no recipe has it, and the mend."""
+from labkit.plan.model.cut_attention import CutAttention, pairs_in_window
+from labkit.plan.model.sizes import Sizes
+from labkit.plan.partition.layout import Layout
 
 Runs = tuple[tuple[int, range], ...]
 """(another rank, the positions in the row that it gives or takes), nearest rank first."""
@@ -125,16 +124,10 @@ def exchange_s(layer: CutAttention, window: int, link: Link) -> float:
 def window_flops(layer: CutAttention, window: int) -> tuple[float, float]:
     """Forward flops of the last rank, which has no fewer than another: with own keys, and with those of its halo."""
     tokens = layer.seq // layer.n
-    own = _pairs(tokens, check_window(window))
-    together = _pairs(layer.seq, window) - _pairs(layer.seq - tokens, window)
+    own = pairs_in_window(tokens, check_window(window))
+    together = pairs_in_window(layer.seq, window) - pairs_in_window(layer.seq - tokens, window)
     a_pair = 2.0 * layer.rows * layer.heads * layer.pair
     return own * a_pair, (together - own) * a_pair
-
-
-def _pairs(length: int, window: int) -> int:
-    """Pairs of a query and a key that it sees, in the first `length` tokens of a row."""
-    short = min(length, window)
-    return short * (short + 1) // 2 + (length - short) * window
 
 
 def unhidden_s(layer: CutAttention, window: int, flops_per_s: float, link: Link) -> tuple[float, float]:
@@ -158,3 +151,44 @@ def hides_from(layer: CutAttention, window: int, flops_per_s: float, link: Link)
     """Tokens of a row on each rank from which on the halo hides behind own scores (window <= T/n, no latency)."""
     bandwidth_share = layer.word * layer.key_heads * flops_per_s / (2 * layer.heads * link.bytes_per_s)
     return bandwidth_share + check_window(window) / 2
+
+
+class HaloLaw:
+    """The law of context="halo", of a layer that knows its own window."""
+
+    name = "halo"
+
+    def lacks(self, layer: CutAttention) -> Iterator[str]:
+        """A window."""
+        if not layer.window:
+            yield "a halo is for attention in a sliding window, and this one has window=0: take ring, or give a window"
+
+    def refuses(self, shape: Sizes, layout: Layout) -> Iterator[str]:
+        """Blocks without a window."""
+        if shape.n_windowed < shape.n_layer:
+            yield (
+                f"a halo is for attention in a sliding window, and {shape.n_layer - shape.n_windowed} of "
+                f"n_layer={shape.n_layer} blocks have none (window={shape.window}): take context='ring', or a model "
+                "whose blocks all have a window, GPTConfig(window=...)"
+            )
+
+    def sent(self, layer: CutAttention, rank: int | None = None) -> tuple[int, int]:
+        """At most w-1 keys and values, and as many gradients."""
+        return sent(layer, layer.window, rank)
+
+    def exchange_s(self, layer: CutAttention, link: Link) -> tuple[float, float]:
+        """All messages of a rank go at the same time."""
+        way = exchange_s(layer, layer.window, link)
+        return way, way
+
+    def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
+        """What own keys do not hide."""
+        return unhidden_s(layer, layer.window, flops_per_s, link)
+
+    def formula(self, layer: CutAttention) -> str:
+        """In words."""
+        return f"what (w-1) c / S + alpha takes longer than the scores with own keys, each way, w={layer.window}"
+
+    def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:
+        """Between neighbours, as in a ring: the slowest of these links."""
+        return hardware.intra if cp * tp <= hardware.node_size else hardware.inter

@@ -35,7 +35,8 @@ class StepTraffic:
     among them; `row` tokens of a whole row, `d_model` numbers each.
 
     coded_params    weights that ZeRO-3 gathers as 8-bit codes
-    shared          query heads to which one key head belongs"""
+    shared          query heads to which one key head belongs
+    window          tokens that a query looks back at, its own among them; 0: all"""
 
     layout: Layout
     choices: Choices
@@ -47,6 +48,7 @@ class StepTraffic:
     coded_params: int = 0
     shared: int = 1
     experts: ExpertLoad | None = None
+    window: int = 0
 
     @property
     def place(self) -> int:

@@ -7,7 +7,7 @@
 
 Each row can be checked by hand: A, K, F and V are a rank's share, R the bytes of the residual path (layer_rows.py).
 Attention is a fused kernel, as torch runs it: it saves q, k, v, its result and one number a row, and never the T x T
-scores (Dao et al., arXiv:2205.14135, section 3.1).
+scores (Dao et al., arXiv:2205.14135, section 3.1). Where all blocks look at a window, it does so piece by piece.
 
 Models that labkit's GPT does not have (gated MLP, fewer key heads, RMSNorm, latent attention, norms of queries and
 keys or of what a branch adds) are the plain torch program for them. Norms stand before the products, also for models
@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.model import context_memory
+from labkit.plan.model.cut_attention import window_of, window_piece
 from labkit.plan.model.layer_rows import (
     COPIES,
     Terms,
@@ -150,13 +151,18 @@ def attended(t: Terms, saved: Tensors, heads: int, keys: int) -> list[Row]:
     Where it lies head by head, "out" saves a copy; a plain attention does not save its result, so that "out" does."""
     shape, setting = t.shape, t.setting
     across, fused, inside = setting.cp > 1, shape.fused_attention, heads * shape.width
+    window = 0 if across or not fused else window_of(shape)
+    in_pieces = 0 < window < setting.seq and window_piece(setting.seq, window) < setting.seq
     by_head = (shape.position == "rotary" and (fused or across)) or (across and setting.context == "ulysses")
+    by_head = by_head or in_pieces  # put together head by head
     y = t.tokens * inside * t.narrow
     x: Tensors = (("mixed values, in rows" if by_head else "mixed values [B,T,A]", y),)
     if across:
         rows = [context_memory.attend(t, saved, heads, keys)]
     else:
         rows = fused_attention(t, saved, heads, y) if fused else plain_attention(t, saved, heads, y)
+        if 0 < window < setting.seq:
+            rows = windowed_attention(t, saved, heads, y)
     if shape.sinks:
         rows[-1] = rows[-1]._replace(weights=(("sinks", heads),), fresh=heads * t.wide)
     return rows + last_of_branch(t, "out", () if not by_head and (fused or across) else x, inside)
@@ -167,6 +173,25 @@ def fused_attention(t: Terms, saved: Tensors, heads: int, y: int) -> list[Row]:
     kept = (*saved, ("mixed values [B,T,A]", y), ("log-sums of attention", t.tokens * heads * t.exact))
     gradients = sum(n_bytes for _, n_bytes in saved)
     return [Row("attend", kept, (), y * (t.shape.position == "rotary"), t.residual + y + gradients)]
+
+
+def windowed_attention(t: Terms, saved: Tensors, heads: int, y: int) -> list[Row]:
+    """The same of queries that go in pieces through a window: a mask besides, and what comes of the pieces twice, in
+    pieces and in one."""
+    window, seq = window_of(t.shape), t.setting.seq
+    piece = window_piece(seq, window)
+    mask, pieces = piece * (piece + window - 1), piece < seq
+    kept = (
+        *saved, ("mixed values of pieces", y), ("log-sums of attention", t.tokens * heads * t.exact),
+        ("mask of a window", mask * t.narrow),
+    )  # fmt: skip
+    gradients, new = sum(n_bytes for _, n_bytes in saved), sum(n_bytes for _, n_bytes in kept[-3:])
+    forward = max(mask * (t.narrow + 1) - new, y * (pieces or t.shape.position == "rotary"))
+    if pieces:  # those of one piece, and a whole one with zeros around them
+        (_, query), *others = saved
+        share = min(seq, piece + window - 1) / seq
+        gradients += int(query * piece / seq + share * sum(n_bytes for _, n_bytes in others)) + query
+    return [Row("attend", kept, (), forward, t.residual + y + gradients)]
 
 
 def plain_attention(t: Terms, saved: Tensors, heads: int, y: int) -> list[Row]:

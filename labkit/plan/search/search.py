@@ -11,7 +11,8 @@ slower (labkit.plan.search.risk). A fragile plan is not first because it would b
     tp     inside a node only: four sums a block would cross the slow links otherwise
     sp     always with tp, where it divides the sequence: the same bytes on the wire, fewer activations
     cp     with rows so long that each rank keeps 8,192 tokens or more of them: shorter rows are better dealt out along
-           dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses
+           dp, which sends less. Attention by ring, gather and, where heads come out even, ulysses;
+           where all blocks have a window, by halo
     gpipe  never: 1f1b takes as long and holds less
     ep     with experts, whose products and gradients each rank then has 1/ep of; with tp it has 1/tp of each of these.
            cp beside experts is left out where their balance loss or capacity is counted by row, and routing is taken as

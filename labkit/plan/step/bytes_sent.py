@@ -22,6 +22,7 @@ from labkit.plan.breakdown import Breakdown, Item
 from labkit.plan.job.recipe import Recipe
 from labkit.plan.laws import context, data_parallel, expert_tensor, experts as expert_law, pipeline, tensor
 from labkit.plan.laws.traffic import ExpertLoad, StepTraffic
+from labkit.plan.model.cut_attention import window_of
 from labkit.plan.model.shape import ModelShape
 from labkit.plan.partition.layout import Layout
 from labkit.plan.partition.matrices import sent_over
@@ -36,7 +37,8 @@ def sent_per_step(
 
     `parameter_bytes`, `n_layer`: those on this rank; so are `coded_params`, the weights that ZeRO-3 gathers as 8-bit
     codes. `shape`, a ModelShape or GPTConfig, is wanted for optimizers on whole matrices, whose pieces depend on
-    their sizes, and for cp where query heads share key heads; without it each query head has a key head of its own.
+    their sizes, and for cp where query heads share key heads or look at a window; without it each query head has a key
+    head of its own and looks at all keys before it.
 
     With `experts` and ep > 1 two axes more, "ep" and "expert_dp"; `parameter_bytes` are then those of all but experts.
     With tp a model's `experts` are wanted also where ep is 1.
@@ -48,7 +50,8 @@ def sent_per_step(
     heads = ModelShape.of(shape) if shape is not None else None
     shared = heads.n_head // heads.kv_heads if heads else 1
     traffic = StepTraffic(
-        layout, recipe, rank, parameter_bytes, n_layer, d_model, seq, coded_params, shared, experts
+        layout, recipe, rank, parameter_bytes, n_layer, d_model, seq, coded_params, shared, experts,
+        window_of(heads) if heads else 0,
     )  # fmt: skip
     items = [
         *data_parallel.sent(recipe.strategy_law, traffic),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from labkit.course.cards.deck import the_deck
+from labkit.plan.laws import halo
 from labkit.plan.laws.context import hides_from, seconds, sent
-from labkit.plan.machine.link import link_of
+from labkit.plan.machine.link import Link, link_of
 from labkit.plan.model.cut_attention import CutAttention, at_work, held_bytes
 from tests.cases import cases
 
@@ -14,6 +15,7 @@ LLAMA = CutAttention(2**17, 8, 64, 8, 128)
 OF_405B = CutAttention(2**17, 16, 16, 1, 128)
 FOUR, WIDE = CutAttention(2**17, 4, 64, 8, 128), CutAttention(2**17, 4, 64, 64, 128)
 MILLION = CutAttention(2**20, 8, 64, 8, 128)
+MISTRAL = CutAttention(2**17, 8, 32, 8, 128, window=4096)
 FAST, SLOW = link_of("nvlink"), link_of("infiniband")
 BY_LAW = [
     ("ring-backward", "forward", sent("ring", LLAMA)[0]),
@@ -27,6 +29,9 @@ BY_LAW = [
     ("ring-hides", "fast", hides_from(LLAMA, 400e12, FAST)),
     ("ring-hides", "slow", hides_from(LLAMA, 400e12, SLOW)),
     ("ring-hides", "wide", hides_from(WIDE, 400e12, SLOW)),
+    ("halo-bytes", "bytes", sent("halo", MISTRAL)[0]),
+    ("halo-bytes", "ring", sent("ring", MISTRAL)[0]),
+    ("halo-hides", "tokens", halo.hides_from(MISTRAL, 4096, 400e12, Link("", 0.0, 50e9))),
     ("cp-memory", "short", held_bytes(LLAMA)),
     ("cp-memory", "long", held_bytes(MILLION)),
     ("llama3-gathers", "compute", seconds("gather", OF_405B, 400e12, SLOW)["compute"] / 3.5),

@@ -14,7 +14,7 @@ from labkit.parallel.blockwise_attention import Rule
 from labkit.parallel.context import contiguous, zigzag
 from labkit.plan.laws.context import fastest, seconds, sent
 from labkit.plan.machine.link import link_of
-from labkit.plan.model.cut_attention import CONTEXTS, CutAttention, at_work
+from labkit.plan.model.cut_attention import FOR_ALL, CutAttention, at_work
 from labkit.view.units import binary_text, seconds_text
 from tests.cases import cases
 from tests.view import page
@@ -32,7 +32,7 @@ def test_the_picture_is_whole_and_says_what_the_law_says(layer, link):
     page.check(picture)
     assert "nan" not in str(picture)
     drawn = page.texts(picture)
-    for kind in CONTEXTS:
+    for kind in FOR_ALL:
         if not layer.possible(kind):
             assert any(f"{layer.n} ranks do not divide {layer.heads} heads" in words for words in drawn)
             continue

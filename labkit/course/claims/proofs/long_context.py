@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +34,9 @@ def whole(heads: int, key_heads: int) -> list[Tensor]:
 
 def attended(group: Group, way: str, heads: int, key_heads: int) -> tuple[Tensor, list[Tensor], int, int]:
     """(places, answer and gradients there, bytes sent forward and backward) of this rank, by one of the three ways."""
-    attention = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}[way]
+    ways: dict[str, Callable[..., Tensor]]
+    ways = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
+    attention = ways[way]
     order = contiguous if way == "ulysses" else zigzag
     places = positions_of(order(LENGTH, group.size)[group.rank])
     q, k, v, grad = (x[:, :, places] for x in whole(heads, key_heads))
