@@ -504,9 +504,7 @@ LABS = (
     ), also=("14-26", "14-31", "14-33-answer", "14-36-answer")),
     Lab("14b_design_with_a_planner", (
         predicted("14b-04", "bytes of the fullest rank?", "2.9 MB", "you predict 2,900,000 B"),
-        predicted(
-            "14b-05", "how many times as long as the planner's fastest plan", "1.2", "you predict 1.2 times", sees("law")
-        ),
+        predicted("14b-05", "times as long as the planner's fastest plan", "1.2", "you predict 1.2 times", sees("law")),
         predicted("14b-21", "that ZeRO-3 can train here", "500000", "you predict 500,000 parameters"),
         widget(
             "14-65", "PlannerPanel",
