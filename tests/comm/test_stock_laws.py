@@ -1,4 +1,4 @@
-"""What torch's DTensor and fully_shard send on labkit's wire, beside the laws of labkit.plan.pocket, and by whose line."""
+"""What torch's DTensor and fully_shard send on labkit's wire: beside the laws of labkit.plan.pocket, and by line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_redistribution_sends_what_its_law_says_and_gives_the_tensor(cluster):
 
 
 def test_the_ledger_names_the_line_whose_operator_needed_a_collective(cluster):
-    """Would catch bytes of DTensor under a line of torch's or labkit's, and those of backward under a line of forward."""
+    """Would catch bytes of DTensor under a line of torch's or labkit's, and those of backward under another line."""
 
     def lines(group):
         import sys
@@ -89,11 +89,12 @@ def test_the_ledger_names_the_line_whose_operator_needed_a_collective(cluster):
     for reply in cluster.run(lines):
         numbers, n_lines, sent = reply.value
         assert numbers == ({1: (1, gathered), 3: (1, gathered)} if n > 1 else {})
-        assert n_lines == len(numbers) and sent == sum(n_bytes for _, n_bytes in numbers.values())
+        assert n_lines == len(numbers)
+        assert sent == sum(n_bytes for _, n_bytes in numbers.values())
 
 
 def test_fully_shard_sends_what_the_law_of_its_units_says_and_the_roots_default_saves_a_gather(cluster):
-    """Would catch a root that is gathered twice, a unit that is not, a policy's dtype at the wrong collective, padding."""
+    """Would catch a root that is gathered twice, a unit that is not, and a policy's dtype at the wrong collective."""
 
     def trained(group, half, reshard):
         import torch
@@ -105,7 +106,9 @@ def test_fully_shard_sends_what_the_law_of_its_units_says_and_the_roots_default_
 
         mesh = DeviceMesh.from_group(bridge.process_group(group), "cpu")
         model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 7), nn.Tanh()), nn.Linear(7, 3, bias=False))
-        shapes = [[tuple(p.shape) for p in part.parameters()] for part in (model[1], nn.ModuleList([model[0], model[2]]))]
+        shapes = [
+            [tuple(p.shape) for p in part.parameters()] for part in (model[1], nn.ModuleList([model[0], model[2]]))
+        ]
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
         fully_shard(model[1], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy)

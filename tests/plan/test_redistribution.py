@@ -1,4 +1,4 @@
-"""Placements of a DTensor and units of fully_shard as arithmetic; tests/comm/test_stock_laws.py has the measured side."""
+"""Placements of a DTensor and units of fully_shard as arithmetic; tests/comm/test_stock_laws.py measures them."""
 
 from __future__ import annotations
 

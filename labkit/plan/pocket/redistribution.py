@@ -54,8 +54,10 @@ def redistribution(
     if n_ranks < 1:
         raise ValueError(f"a mesh has at least 1 rank, got {n_ranks}")
     if after == SUMMED and before != SUMMED:
-        raise ValueError(f"{before} cannot become {after}: a DTensor gets addends from an operator, not by redistribute")
-    if before == after or before == REPLICATED or n_ranks == 1:
+        raise ValueError(
+            f"{before} cannot become {after}: a DTensor gets addends from an operator, not by redistribute"
+        )
+    if before in (after, REPLICATED) or n_ranks == 1:
         return Redistribution("", 0)
     if before == SUMMED and after == REPLICATED:
         n_bytes = math.prod(shape) * word

@@ -15,7 +15,7 @@ elements of a rank's chunks of a unit. In each micro-batch a rank sends of this 
 when backward begins, so they stay whole in between. Between two steps every rank holds only its chunks, whatever this
 says: in the dtype of the model, with gradients of that dtype, and two more numbers for each in AdamW.
 
-Source: torch 2.13, torch/distributed/fsdp/_fully_shard/_fully_shard.py (the arguments) and _fsdp_param.py (the padding).
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard: _fully_shard.py (the arguments), _fsdp_param.py (the padding).
 """
 
 from __future__ import annotations
