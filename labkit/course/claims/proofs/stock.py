@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from labkit import capped
-from labkit.comm import bridge
+from labkit.comm import bridge, stock
 from labkit.comm.group import Group
 from labkit.course.claims.finding import Finding, Setting
 from labkit.plan.machine.collectives import sent_bytes
@@ -17,44 +15,31 @@ from labkit.plan.partition.layout import Layout
 WIDTH = 24
 
 
-def mesh_of(group: Group) -> Any:
-    """A mesh of one dim over the ranks of the group, on labkit's wire."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    return DeviceMesh.from_group(bridge.process_group(group), "cpu", mesh_dim_names=("dp",))
-
-
 def norms(group: Group) -> tuple[float, float, int]:
     """The norm of a sharded matrix as `float` and as `full_tensor` say it, and the bytes sent for the first."""
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     matrix = torch.arange(1.0, 61.0).view(12, 5)
-    x = distribute_tensor(matrix, mesh_of(group), [Shard(0)])
+    x = stock.sharded_tensor(matrix, stock.device_mesh(group))
     group.ledger.clear()
-    own = float(x.norm())
-    return own, float(x.norm().full_tensor()), group.ledger.sent_bytes()
+    own, sent = float(x.norm()), group.ledger.sent_bytes()
+    return own, float(x.norm().full_tensor()), sent
 
 
 def c135() -> Finding:
     """Log a norm on two and on three ranks."""
     settings, numbers = [], {}
     for n in (2, 3):
-        own, right, _ = capped.run(norms, n_ranks=n)[0].value
+        own, right, sent = capped.run(norms, n_ranks=n)[0].value
         settings.append(Setting(f"rank 0 of {n}", right, own, within=1e-5, measured=True))
-        numbers[f"share_of_{n}"] = own / right
+        numbers |= {f"share_of_{n}": own / right, "sent": sent}
     return Finding.of(settings, **numbers)
 
 
 def sharded_step(group: Group, reshard: bool | None) -> tuple[dict[str, int], int, int, int]:
     """One step of two blocks and a root: gathers by unit, bytes sent, elements held before the step and in all."""
-    from torch.distributed.fsdp import fully_shard
-
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)]
-    model, mesh = nn.Sequential(*blocks, nn.Linear(WIDTH, WIDTH)), mesh_of(group)
+    model = nn.Sequential(*blocks, nn.Linear(WIDTH, WIDTH))
     n_params = sum(p.numel() for p in model.parameters())
-    for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    stock.fully_sharded([*blocks, model], stock.device_mesh(group), reshard)
     held = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
     group.ledger.clear()
     model(torch.ones(2, WIDTH)).square().sum().backward()
