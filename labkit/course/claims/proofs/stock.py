@@ -26,7 +26,7 @@ def norms(group: Group) -> tuple[float, float, int]:
 
 def c135() -> Finding:
     """Log a norm on two and on three ranks."""
-    settings, numbers = [], {}
+    settings, numbers = list[Setting](), dict[str, float]()
     for n in (2, 3):
         own, right, sent = capped.run(norms, n_ranks=n)[0].value
         settings.append(Setting(f"rank 0 of {n}", right, own, within=1e-5, measured=True))
