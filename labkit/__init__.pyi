@@ -50,6 +50,7 @@ from labkit.course.topics.lora_explorer import LoRAExplorer as LoRAExplorer
 from labkit.course.topics.loss_scale_explorer import LossScaleExplorer as LossScaleExplorer
 from labkit.course.topics.memory_anatomy import MemoryAnatomy as MemoryAnatomy
 from labkit.course.topics.pipeline_player import PipelinePlayer as PipelinePlayer
+from labkit.course.topics.placement_explorer import PlacementExplorer as PlacementExplorer
 from labkit.course.topics.planner_panel import PlannerPanel as PlannerPanel
 from labkit.course.topics.ring_film import RingFilm as RingFilm
 from labkit.course.topics.roofline_explorer import RooflineExplorer as RooflineExplorer

@@ -529,8 +529,8 @@ class ProcessGroup(TORCHS):  # type: ignore[misc, valid-type]
 
         def verb() -> None:
             with torch.inference_mode(inference), WatchedOperation(group.ledger, call):
-                number = group.ledger.open(name, group.axis, None, 0)
-                inside.device = place  # nobody but this thread uses `inside`
+                inside.device, inside.ledger.line = place, line  # nobody but this thread uses `inside`
+                number = inside.ledger.open(name, group.axis, None, 0)
                 inside.ledger.within = [(name, number)]
                 if unit:
                     inside.ledger.within.append((unit, inside.ledger.open(unit, group.axis, None, 0)))
@@ -622,6 +622,18 @@ def by_call(ledger: Ledger) -> dict[str, tuple[int, int]]:
             calls, n_bytes = table.get("/".join(known[:depth]), (0, 0))
             table["/".join(known[:depth])] = calls + (len(path) == depth), n_bytes + transfer.n_bytes
     return dict(sorted(table.items()))
+
+
+def by_line(ledger: Ledger) -> dict[tuple[str, int], tuple[int, int]]:
+    """{(file, line) of the program: (collectives that torch called there, bytes sent for them)}, most bytes first.
+
+    A collective of a backward pass belongs to the line that called `backward`. Messages have no line here."""
+    table: dict[tuple[str, int], tuple[int, int]] = {}
+    for transfer in ledger:
+        if transfer.line[0]:
+            calls, n_bytes = table.get(transfer.line, (0, 0))
+            table[transfer.line] = calls + (not transfer.within), n_bytes + transfer.n_bytes
+    return dict(sorted(table.items(), key=lambda row: -row[1][1]))
 
 
 def listed(tensors: Any) -> list[Tensor]:

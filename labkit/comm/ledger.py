@@ -34,6 +34,7 @@ class Transfer(NamedTuple):
     within    the verbs whose swapped-in algorithms sent it, outermost first: "", "all_reduce", "all_reduce/broadcast"
     tag       the tag of a message
     next      global rank of the next member of the group, to which a ring sends; None for a message
+    line      file and line of the caller, where another thread carries out the collective; ("", 0) elsewhere
     charged   True: a collective, whose bytes a law says (charge.py). False: a message, whose bytes were counted
     """
 
@@ -46,6 +47,7 @@ class Transfer(NamedTuple):
     within: str = ""
     tag: int = 0
     next: int | None = None
+    line: tuple[str, int] = ("", 0)
 
     @property
     def charged(self) -> bool:
@@ -91,6 +93,7 @@ class Ledger:
         self.within: list[tuple[str, int]] = []
         self.received: Counter[int] = Counter()
         self.under_way: dict[int, Any] = {}
+        self.line = ("", 0)
         self.rank, self.nodes = 0, tuple[str, ...]()
 
     def place(self, rank: int, nodes: tuple[str, ...]) -> None:
@@ -130,7 +133,8 @@ class Ledger:
         """Record a transfer that begins now; returns its number for `close`."""
         now = time.perf_counter()
         within = "/".join(verb for verb, _ in self.within)
-        transfers, transfer = self.transfers, Transfer(verb, axis, to, n_bytes, now, now, within, tag, following)
+        transfers = self.transfers
+        transfer = Transfer(verb, axis, to, n_bytes, now, now, within, tag, following, self.line)
         number = len(transfers)
         transfers.append(transfer)
         while transfers[number] is not transfer:  # another thread has written one in between
@@ -199,7 +203,7 @@ class Aside(Ledger):
     witness is told of the waits inside a call that the other thread has announced."""
 
     def __init__(self, whole: Ledger):
-        self.whole, self.witness, self.within = whole, None, []
+        self.whole, self.witness, self.within, self.line = whole, None, [], ("", 0)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("transfers", "received", "under_way"):  # looked up each time: `clear` of the whole renews them

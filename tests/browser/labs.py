@@ -697,5 +697,17 @@ LABS = (
         predicted("21-33", "what the first rank sends when it broadcasts", "50", "you predict 50 %"),
         predicted("21-54", "if all is sent at the end?", "40", "you predict 40 %"),
     )),
+    Lab("22_what_you_use_at_work", (
+        predicted("22-14", "bf16 gathers and fp32 sums?", "3 MiB", "you predict 3,145,728 B = 3 MiB"),
+        widget(
+            "22-30", "PlacementExplorer",
+            sees("S(0) to R on 4 ranks, GPUs: all_gather: each rank sends 12 MiB"),
+            GOES_ON,
+            chooses(1, "S(1)"), sees("all_to_all"),
+            clicks("CPUs"), sees("S(0) to S(1) on 4 ranks, CPUs: all_gather"),
+            types(0, "many"), sees(NONSENSE),
+            types(0, "1000"), chooses(1, "R"), slides(0, "ArrowRight"), sees("on 6 ranks"),
+        ),
+    )),
 )
 # fmt: on

@@ -29,6 +29,7 @@ VOCABULARY = MappingProxyType(
         "course.topics.design_cases": "case",
         "plan.machine.collectives": "Line part_bytes sent_bytes steps seconds crossover_bytes",
         "plan.pocket.generation": "Generator RowsOfCache cache_bytes idle_share travel",
+        "plan.pocket.redistribution": "redistribution chunk",
         "plan.machine.hardware": "Hardware line_of",
         "plan.partition.layout": "Layout",
         "plan.machine.link": "Link link_of",

@@ -29,6 +29,7 @@ from labkit.course.topics.lora_explorer import LoRAExplorer
 from labkit.course.topics.loss_scale_explorer import LossScaleExplorer
 from labkit.course.topics.memory_anatomy import MemoryAnatomy
 from labkit.course.topics.pipeline_player import PipelinePlayer
+from labkit.course.topics.placement_explorer import PlacementExplorer
 from labkit.course.topics.planner_panel import PlannerPanel
 from labkit.course.topics.roofline_explorer import RooflineExplorer
 from labkit.course.topics.router_explorer import RouterExplorer
@@ -79,6 +80,7 @@ def all_recorded(folder: Path) -> Iterator[Recorded]:
     yield LossScaleExplorer([2.0 ** (17 + math.sin(step)) for step in range(40)])
     yield MemoryAnatomy(TINY)
     yield PipelinePlayer()
+    yield PlacementExplorer()
     yield PlannerPanel()
     yield Play(lambda k: compare(law=2.0**k), recorded_over=("k",), k=(6, 30, 20))
     yield RooflineExplorer()
