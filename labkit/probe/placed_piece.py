@@ -2,12 +2,12 @@
 
     mesh dim    placement          the rank holds                                     kept as
     tp          Shard(k)           an equal part along dim k                          local_shape, cut along k
-    dp          Shard(0)           consecutive rows of that part, perhaps none        a run of its elements, from `offset`
+    dp          Shard(0)           consecutive rows of that part, perhaps none        its elements from `offset` on
     any         Replicate          the same as the others                             nothing changes
 
-`fully_shard` places parameters along dp, `parallelize_module` along tp, and with both the tp cut comes first: so torch's
-own FSDP2 and tensor parallelism fit the two ways in which labkit's strategies cut (ZeRO-3, split). A mesh dim called
-"tp" is tp, and another name means dp; where a mesh has no names, the sizes that the probe was given tell.
+`fully_shard` places parameters along dp, `parallelize_module` along tp, and with both the tp cut comes first: so
+torch's own FSDP2 and tensor parallelism fit the two ways in which labkit's strategies cut (ZeRO-3, split). A mesh dim
+called "tp" is tp, and another name means dp; where a mesh has no names, the sizes that the probe was given tell.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ FILES = (
     "uneven_batches", "skipped_collective", "only_rank_0", "crossed_messages", "fragmentation", "growing_graph",
     "long_sequence", "one_giant_unit", "starving_pipeline", "slow_links", "overflow", "underflow", "accumulation",
     "other_seeds", "own_buffers", "own_found_inf", "slow_rank", "data_starvation", "wrong_layers",
-    "renamed_weights", "dead_experts",
+    "renamed_weights", "dead_experts", "lost_masters", "lost_count", "shards_alike", "own_norms",
 )  # fmt: skip
 
 cases: tuple[Patient, ...] = tuple(import_module(f"labkit.course.clinic.patients.{name}").CASE for name in FILES)
