@@ -697,5 +697,10 @@ LABS = (
         predicted("21-33", "those of the first rank by broadcast?", "50", "you predict 50 %"),
         predicted("21-54", "if all is sent at the end?", "40", "you predict 40 %"),
     )),
+    Lab("23_is_this_difference_normal", (
+        predicted("23-10", "is how many times as large?", "8", "you predict 8 times"),
+        predicted("23-23", "how many times that after the first block?", "6", "you predict 6 times"),
+        predicted("23-45", "to find the first wrong one?", "7", "you predict 7 layers"),
+    )),
 )
 # fmt: on

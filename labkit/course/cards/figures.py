@@ -37,6 +37,7 @@ VOCABULARY = MappingProxyType(
         "waits_in_calls",
         "plan.laws.muon": "orthogonalising_flops",
         "plan.job.recipe": "Recipe",
+        "plan.pocket.rounding": "roundoff worst likely beyond piled_up cancellation",
         "plan.step.roofline": "ridge sheet_ridge",
         "plan.pocket.scaling": "amdahl serial_share",
         "plan.schedules.schedule": "gpipe naive one_f_one_b interleaved zero_bubble simulate bubble in_flight",
