@@ -18,13 +18,14 @@
 
 "Nothing": each rank trains alone on the whole batch, so such a mistake shows on one rank. Who had them, and where that
 can be read, is each row's `source`; titles and descriptions of these pages were read, and not all of their threads.
-Training is two steps of a GPT with 2 blocks of width 24 (or of a small net of convolutions), whose 12 heads, 48 words
-and 12 sequences 1, 2, 3 and 4 ranks divide.
+Training is two steps, of which the probe keeps the first, of a GPT with 2 blocks of width 24 (or of a small net of
+convolutions), whose 12 heads, 48 words and 12 sequences 1, 2, 3 and 4 ranks divide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ from labkit.train.gpt import GPT, cross_entropy
 from labkit.train.precision import MasterWeights
 
 CONFIG = GPTConfig(n_layer=2, d_model=24, n_head=12, vocab=48, seq=8)
-SEQUENCES, STEPS, IGNORED = 12, 2, -100
+SEQUENCES, STEPS, RECORDED, IGNORED = 12, 2, 1, -100
+"""A run has two steps, so that its second loss depends on the first update; the probe keeps the first one."""
 LIMIT = 0.5
 """Gradients longer than this are clipped, where a run clips."""
 
@@ -114,6 +116,11 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-3)
 
 
+def recorded(probe: TensorProbe, step: int) -> AbstractContextManager[None]:
+    """The probe's step, for the steps that are kept."""
+    return probe.step() if step < RECORDED else nullcontext()
+
+
 # -- three ways to train ------------------------------------------------------------------------------------------
 
 
@@ -131,7 +138,7 @@ def one_process(
     with probe:
         for step in range(STEPS):
             x, y = data(step)
-            with probe.step():
+            with recorded(probe, step):
                 optimizer.zero_grad()
                 total = 0.0
                 for own_x, own_y in zip(x.chunk(n_micro), y.chunk(n_micro), strict=True):
@@ -158,7 +165,7 @@ def tensor_parallel(
     with probe:
         for step in range(STEPS):
             x, y = (z.to(group.device) for z in tokens(step))
-            with probe.step():
+            with recorded(probe, step):
                 optimizer.zero_grad()
                 loss = vocab_parallel_cross_entropy(model(x), y, group)
                 loss.backward()
@@ -178,7 +185,7 @@ def data_parallel(group: Group, data: Data = tokens, by_tokens: bool = True) -> 
     with probe:
         for step in range(STEPS):
             x, y = (z.chunk(group.size)[group.rank].to(group.device) for z in data(step))
-            with probe.step():
+            with recorded(probe, step):
                 sync.zero_grad()
                 loss = cross_entropy(model(x), y)
                 if by_tokens:
