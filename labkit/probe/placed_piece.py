@@ -51,8 +51,8 @@ def piece_of_placed(x: Any, name: str, dp: RankPlace, tp: RankPlace) -> KeptPiec
             rows = place[number], size
     if rows is not None:
         rank, size = rows
-        each = -(-shape[0] // size)
-        offset = min(rank * each, shape[0]) * torch.Size(shape[1:]).numel()
+        height = -(-shape[0] // size)
+        offset = min(rank * height, shape[0]) * torch.Size(shape[1:]).numel()
     flat = x.detach().to_local().reshape(-1).to("cpu", copy=True)
     return KeptPiece(flat, offset, tuple(shape), cut)
 

@@ -252,9 +252,9 @@ def own_seeds(model: Any, group: Group) -> None:
 def resized(step: int, n_ranks: int) -> tuple[Tensor, Tensor]:
     """The batch that a job reads if it has made one step on a rank more, and counts its position with `n_ranks`: the
     sequences of that step which the new ranks do not account for come again."""
-    here, behind = tokens(step), tokens(step + 1)
+    batches = tokens(step), tokens(step + 1)
     seen = SEQUENCES * n_ranks // (n_ranks + 1)
-    first, second = (torch.cat([a, b])[seen : seen + SEQUENCES] for a, b in zip(here, behind, strict=True))
+    first, second = (torch.cat([a, b])[seen : seen + SEQUENCES] for a, b in zip(*batches, strict=True))
     return first, second
 
 
