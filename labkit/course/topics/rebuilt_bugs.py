@@ -127,17 +127,18 @@ def recorded(probe: TensorProbe, step: int) -> AbstractContextManager[None]:
 def one_process(
     model: nn.Module | None = None, make: Any = adamw, data: Data = tokens, n_micro: int = 1, by_tokens: bool = True,
     clip: bool = False, loss: Callable[..., Tensor] = cross_entropy, before: Callable[[Any], None] | None = None,
+    device: Any = "cpu",
 ) -> Ran:  # fmt: skip
     """Plain training. `by_tokens`: micro-batches count by their tokens, and not each the same; `before(optimizer)`
     is called before the first step."""
-    model = gpt() if model is None else model
+    model = (gpt() if model is None else model).to(device)
     optimizer, losses = make(model.parameters()), []
     if before is not None:
         before(optimizer)
     probe = TensorProbe(model, optimizer)
     with probe:
         for step in range(STEPS):
-            x, y = data(step)
+            x, y = (z.to(device) for z in data(step))
             with recorded(probe, step):
                 optimizer.zero_grad()
                 total = 0.0
@@ -270,8 +271,8 @@ def resume(optimizer: Any, n_steps: float) -> None:
             drawn = torch.Generator().manual_seed(p.numel())
             optimizer.state[p] = {
                 "step": torch.tensor(n_steps),
-                "exp_avg": torch.randn(p.shape, generator=drawn) * 1e-3,
-                "exp_avg_sq": torch.rand(p.shape, generator=drawn) * 1e-6 + 1e-7,
+                "exp_avg": (torch.randn(p.shape, generator=drawn) * 1e-3).to(p.device),
+                "exp_avg_sq": (torch.rand(p.shape, generator=drawn) * 1e-6 + 1e-7).to(p.device),
             }
 
 
@@ -290,20 +291,20 @@ def images(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(SEQUENCES, 2, 8, 8, generator=drawn), torch.randn(SEQUENCES, 3, generator=drawn)
 
 
-def normed(momentum: float) -> Ran:
+def normed(momentum: float, device: Any = "cpu") -> Ran:
     """Training of the net with a batch norm."""
-    return one_process(convolutions(momentum), data=images, loss=F.mse_loss)
+    return one_process(convolutions(momentum), data=images, loss=F.mse_loss, device=device)
 
 
-def in_masters(broken: bool) -> Ran:
+def in_masters(broken: bool, device: Any = "cpu") -> Ran:
     """Training in bf16 with masters."""
     make = partial(MasterWeights, make_optimizer=adamw)
-    return one_process(gpt(torch.bfloat16), make, before=lose_masters if broken else None)
+    return one_process(gpt(torch.bfloat16), make, before=lose_masters if broken else None, device=device)
 
 
-def on_this_rank(run: Callable[[], Ran]) -> Callable[[Group], Ran]:
-    """The run as a function of a group that it does not need."""
-    return lambda group: run()
+def on_this_rank(run: Callable[..., Ran]) -> Callable[[Group], Ran]:
+    """The run as a function of a group, of which it needs the device alone."""
+    return lambda group: run(device=group.device)
 
 
 def rebuilt_bugs() -> tuple[RebuiltBug, ...]:
@@ -329,7 +330,7 @@ def rebuilt_bugs() -> tuple[RebuiltBug, ...]:
         RebuiltBug(
             "a norm whose running mean stands still", "forward", "1", 1,
             f"{github}hiwonjoon/tf-frrn/issues/2", lambda: normed(0.1),
-            on_this_rank(lambda: normed(0.0)), on_this_rank(lambda: normed(0.1)),
+            on_this_rank(partial(normed, 0.0)), on_this_rank(partial(normed, 0.1)),
         ),
         RebuiltBug(
             "a loss averaged over unequal numbers of tokens", "backward", "", 2,
@@ -339,8 +340,8 @@ def rebuilt_bugs() -> tuple[RebuiltBug, ...]:
         RebuiltBug(
             "micro-batches with padding, each averaged alone", "backward", "", 1,
             f"{github}meta-pytorch/torchtune/pull/1875", lambda: one_process(data=padded),
-            on_this_rank(lambda: one_process(data=padded, n_micro=2, by_tokens=False)),
-            on_this_rank(lambda: one_process(data=padded, n_micro=2)),
+            on_this_rank(partial(one_process, data=padded, n_micro=2, by_tokens=False)),
+            on_this_rank(partial(one_process, data=padded, n_micro=2)),
         ),
         RebuiltBug(
             "gradients clipped by the norm of each shard", "gradient", "", 2,
@@ -350,12 +351,12 @@ def rebuilt_bugs() -> tuple[RebuiltBug, ...]:
         RebuiltBug(
             "masters that never reach the parameters", "update", "", 1,
             f"{github}NVIDIA-NeMo/RL/pull/2372", lambda: in_masters(False),
-            on_this_rank(lambda: in_masters(True)), on_this_rank(lambda: in_masters(False)),
+            on_this_rank(partial(in_masters, True)), on_this_rank(partial(in_masters, False)),
         ),
         RebuiltBug(
             "an optimizer resumed without its count of steps", "update", "", 1,
             f"{github}tenstorrent/tt-metal/issues/53212", lambda: one_process(before=partial(resume, n_steps=100.0)),
-            on_this_rank(lambda: one_process(before=partial(resume, n_steps=0.0))),
-            on_this_rank(lambda: one_process(before=partial(resume, n_steps=100.0))),
+            on_this_rank(partial(one_process, before=partial(resume, n_steps=0.0))),
+            on_this_rank(partial(one_process, before=partial(resume, n_steps=100.0))),
         ),
     )  # fmt: skip
