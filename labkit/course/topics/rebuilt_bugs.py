@@ -202,14 +202,14 @@ def data_parallel(group: Group, data: Data = tokens, by_tokens: bool = True) -> 
 
 def clip_by_norm(model: nn.Module, group: Group | None) -> None:
     """Shorten gradients to LIMIT by the norm over all ranks, each shard and each replica once; None: by this rank's."""
-    trained = [p for p in model.parameters() if p.grad is not None]
-    squares = torch.zeros(1, dtype=torch.float64, device=trained[0].device)
-    for p in trained:
+    trained = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    squares = torch.zeros(1, dtype=torch.float64, device=trained[0][0].device)
+    for p, grad in trained:
         if group is None or group.rank == 0 or shard_dim_of(p) is not None:
-            squares += p.grad.double().square().sum()
+            squares += grad.double().square().sum()
     norm = (squares if group is None else group.all_reduce(squares)).sqrt().item()
-    for p in trained:
-        p.grad.mul_(min(1.0, LIMIT / norm))
+    for _, grad in trained:
+        grad.mul_(min(1.0, LIMIT / norm))
 
 
 def _n_tokens(targets: Tensor) -> int:
@@ -240,9 +240,9 @@ class SeededDropout(nn.Dropout):
 
 def gpt_with_dropout() -> GPT:
     """The GPT with a dropout behind one MLP, where each tensor-parallel rank has the whole tensor."""
-    model = gpt()
+    model: Any = gpt()
     model.blocks[0].mlp.dropout = SeededDropout(0.25)
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 def own_seeds(model: Any, group: Group) -> None:

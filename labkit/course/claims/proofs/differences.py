@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +85,7 @@ def shards(group: Group, one_seed: bool) -> Tensor:
 
 def c137() -> Finding:
     """Draw the shards of a matrix on real ranks, with one seed and with one for each rank, and count different rows."""
-    settings, numbers = [], {}
+    settings, numbers = [], dict[str, Any]()
     for n in (2, 3):
         for one_seed in (True, False):
             whole = capped.run(shards, one_seed, n_ranks=n)[0].value
@@ -118,7 +119,7 @@ def first_steps(betas: tuple[float, float]) -> float:
 
 def c138() -> Finding:
     """Lose the count of Adam's steps after 3,000 of them, and compare the next step with the one that should be."""
-    settings, numbers = [], {}
+    settings, numbers = [], dict[str, Any]()
     for name, betas in (("0.95", (0.9, 0.95)), ("0.999", (0.9, 0.999))):
         times = first_steps(betas)
         settings.append(Setting(f"second beta {name}", 1, times, "times as long", 0.1, measured=True))

@@ -38,7 +38,7 @@ class Adam:
                 mean.lerp_(p.grad, 0.1)
                 square.lerp_(p.grad.square(), 0.05)
                 sizes = (square / (1 - 0.95**self.count)).sqrt() + 1e-8
-                p -= LR * mean / (1 - 0.9**self.count) / sizes
+                p.sub_(LR * mean / (1 - 0.9**self.count) / sizes)
 
 
 def life(model: nn.Module, adam: Adam, group: Group | None, x: Tensor, y: Tensor, steps: int) -> list[float]:

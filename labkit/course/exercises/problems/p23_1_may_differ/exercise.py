@@ -29,7 +29,7 @@ def may_differ(x: Tensor, w: Tensor, n_ranks: int, lam: float) -> Tensor:
     x, w = x.double(), w.double()
     added = u * math.sqrt(x.shape[1]) * (x.abs() @ w.abs().T)
     terms = [a @ b.T for a, b in zip(x.chunk(n_ranks, 1), w.chunk(n_ranks, 1), strict=True)]
-    sent = v * sum(term.square() for term in terms).sqrt() if n_ranks > 1 else 0.0
+    sent = v * torch.stack(terms).square().sum(0).sqrt() if n_ranks > 1 else 0.0
     return lam * (2 * added + sent) + 2 * v * (x @ w.T).abs()
 
 
