@@ -26,7 +26,7 @@ def accepted(a: Ran, b: Ran) -> str:
     return "accepted"
 
 
-def c135() -> Finding:
+def c139() -> Finding:
     """Give torch.testing.assert_close, with its own tolerances, the weights of right and of wrong pairs of runs."""
     bugs = {bug.name: bug for bug in rebuilt_bugs()}
     still = bugs["a norm whose running mean stands still"]
@@ -64,7 +64,7 @@ def in_turn(x: Tensor) -> Tensor:
     return total
 
 
-def c136() -> Finding:
+def c140() -> Finding:
     """Add up more and more terms in turn, and compare the error with n and with the root of n."""
     settings = []
     u = roundoff("fp32")
@@ -83,7 +83,7 @@ def shards(group: Group, one_seed: bool) -> Tensor:
     return group.all_gather(torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)))
 
 
-def c137() -> Finding:
+def c141() -> Finding:
     """Draw the shards of a matrix on real ranks, with one seed and with one for each rank, and count different rows."""
     settings, numbers = [], dict[str, Any]()
     for n in (2, 3):
@@ -117,7 +117,7 @@ def first_steps(betas: tuple[float, float]) -> float:
     return lengths[1] / lengths[0]
 
 
-def c138() -> Finding:
+def c142() -> Finding:
     """Lose the count of Adam's steps after 3,000 of them, and compare the next step with the one that should be."""
     settings, numbers = [], dict[str, Any]()
     for name, betas in (("0.95", (0.9, 0.95)), ("0.999", (0.9, 0.999))):
