@@ -1,6 +1,6 @@
 """The screens in the table of labs (labs.md): a piece of a picture that each lab stores, as an image.
 
-    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/22.svg; `make notebooks` runs it last
+    python docs/screens.py      # writes docs/labs/00.svg to docs/labs/23.svg; `make notebooks` runs it last
 
 Nothing is run or drawn here. A reader cannot rest the pointer on a part of an image, so the words that would then
 appear are left out. Each image has a style for light and one for dark.
@@ -66,6 +66,7 @@ SCREENS = (
     Screen("20", "20-28", 0, 26, 800, 382),
     Screen("21", "21-16", 0, 0, 800, 400),
     Screen("22", "22-30", 0, 0, 800, 260),
+    Screen("23", "23-36", 0, 0, 760, 362),
 )
 
 

@@ -48,6 +48,7 @@ FACTS = frozenset(
         ("14-10", "6%"), ("14-40", "12,288 tokens"), ("15-00", "80 GB"), ("15-78", "40 ms"),
         ("17-00", "70 billion"), ("17-76", "16 bytes"), ("18-11", "90%"), ("18-24", "12 bytes"),
         ("19-38f", "1.56 times"), ("19-38f", "0.12 times"), ("19-44", "14.3"), ("15-63", "2.9"),
+        ("23-09", "3.1"), ("23-09", "2.4"), ("23-34", "65,536 times"), ("23-48", "1.3"),
     }
 )  # fmt: skip
 """(cell, number): numbers of papers, data sheets and questions, which no run of the lab finds."""

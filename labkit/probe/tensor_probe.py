@@ -24,6 +24,7 @@ within one of these calls. Where a block is computed again in backward (checkpoi
 counts.
 
 Under ZeRO a rank knows only the elements that it owns: a strategy's `owned()` says which (parallel/data_parallel.py).
+Of a DTensor, as `fully_shard` and `parallelize_module` make them, the rank's own piece is kept (placed_piece.py).
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from labkit.comm.replica_groups import is_placed
 from labkit.plan.contracts import HasMasters, innermost, shard_dim_of
+from labkit.probe.placed_piece import is_partial, piece_of_placed
 from labkit.probe.tensor_record import (
     KeptPiece,
     ModuleCall,
@@ -169,7 +172,9 @@ class TensorProbe:
                     now.roots.append(RootCall(name, _kept(args), _kept(kwargs), module.training))
                     now.made |= {id(x): weakref.ref(x) for x in tensors_in((args, kwargs))}
                 for number, x in enumerate(tensors_in(args)):
-                    if x.is_floating_point() and x.numel() <= self._largest and not now.has_seen(x):
+                    if not x.is_floating_point() or (is_placed(x) and is_partial(x)):
+                        continue
+                    if x.numel() <= self._largest and not now.has_seen(x):
                         now.inputs[name, now.micro(), now.count[name], number] = _copied(x)
                 now.inside.append(name)
 
@@ -188,7 +193,8 @@ class TensorProbe:
                 now.made[id(x)] = weakref.ref(x)
                 small = x.numel() <= self._largest
                 now.too_large += not small
-                kept.append(_copied(x) if small else None)
+                summed = not (is_placed(x) and is_partial(x))
+                kept.append(_copied(x) if small and summed else None)
                 if small and x.requires_grad:
                     x.register_hook(now.keep_gradient((name, micro, nth, number)))
             now.calls.append(ModuleCall(name, micro, nth, tuple(kept)))
@@ -219,7 +225,7 @@ class TensorProbe:
                 pieces[row.name] = KeptPiece(flat, row.offset, row.local_shape, row.shard_dim)
         for name, p in self._model.named_parameters():
             if name not in pieces and (self._strategy is None or not p.requires_grad):
-                pieces[name] = _piece(p)
+                pieces[name] = self._piece(p, name)
         return pieces
 
     def _gradients(self) -> dict[str, KeptPiece]:
@@ -236,11 +242,17 @@ class TensorProbe:
         for name, p in self._model.named_parameters():
             grad = p.grad if p.grad is not None else self._master_of(p).grad
             if grad is not None:
-                pieces[name] = _piece(grad, shard_dim_of(p))
+                pieces[name] = self._piece(grad, name, shard_dim_of(p))
         return pieces
 
     def _buffers(self) -> dict[str, KeptPiece]:
-        return {name: _piece(buffer) for name, buffer in self._model.named_buffers()}
+        return {name: self._piece(buffer, name) for name, buffer in self._model.named_buffers()}
+
+    def _piece(self, x: Tensor, name: str, shard_dim: int | None = None) -> KeptPiece:
+        if is_placed(x):
+            return piece_of_placed(x, name, self._dp, self._tp)
+        cut = shard_dim_of(x) if shard_dim is None else shard_dim
+        return KeptPiece(_copied(x).reshape(-1), 0, tuple(x.shape), cut)
 
     def _options(self) -> dict[str, dict[str, Any]]:
         if self._optimizer is None:
@@ -261,13 +273,16 @@ class TensorProbe:
         numel = {name: p.numel() for name, p in self._model.named_parameters()}
         for name, p in self._trained():
             own = inner.state.get(self._master_of(p))
-            if own and p.numel() == numel[name]:  # in a flat shard lie elements of others
+            # in a flat shard lie elements of others, and of a DTensor there is a piece
+            if own and p.numel() == numel[name] and not is_placed(p):
                 state[name] = _kept(dict(own))
         return Stepping(type(inner), self._options(), state)
 
     def _whole_model(self) -> tuple[nn.Module | None, str]:
         if self._tp.size > 1 or any(shard_dim_of(p) is not None for p in self._model.parameters()):
             return None, "its matrices are cut over ranks"
+        if any(is_placed(p) for p in self._model.parameters()):
+            return None, "its parameters are DTensors, of which each rank holds a piece"
         try:
             with torch.no_grad(), _without_hooks(self._model):
                 whole = copy.deepcopy(self._model).cpu()
@@ -304,7 +319,8 @@ class _Step:
         """A hook that copies the gradient of an output, and changes nothing."""
 
         def keep(gradient: Tensor) -> None:
-            self.gradients_out[key] = _copied(gradient)
+            if not (is_placed(gradient) and is_partial(gradient)):
+                self.gradients_out[key] = _copied(gradient)
 
         return keep
 
@@ -328,13 +344,10 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _copied(x: Tensor) -> Tensor:
-    return x.detach().to("cpu", copy=True)
+    own: Any = x.detach()
+    copied: Tensor = (own.to_local() if is_placed(own) else own).to("cpu", copy=True)
+    return copied
 
 
 def _kept(value: Any) -> Any:
     return with_tensors(value, (_copied(x) for x in list(tensors_in(value))))
-
-
-def _piece(x: Tensor, shard_dim: int | None = None) -> KeptPiece:
-    cut = shard_dim_of(x) if shard_dim is None else shard_dim
-    return KeptPiece(_copied(x).reshape(-1), 0, tuple(x.shape), cut)

@@ -709,5 +709,10 @@ LABS = (
             types(0, "1000"), chooses(1, "R"), slides(0, "ArrowRight"), sees("on 6 ranks"),
         ),
     )),
+    Lab("23_is_this_difference_normal", (
+        predicted("23-10", "is how many times as large?", "8", "you predict 8 times"),
+        predicted("23-23", "how many times that after the first block?", "6", "you predict 6 times"),
+        predicted("23-45", "to find the first wrong one?", "7", "you predict 7 layers"),
+    )),
 )
 # fmt: on

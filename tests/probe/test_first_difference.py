@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Partial, Shard
 
 from labkit import Cluster, TensorProbe, first_difference
 from labkit.probe.first_difference import compared_tensors
 from labkit.probe.forced_replay import RoundingNoise, terms
+from labkit.probe.placed_piece import piece_of_placed
 from labkit.probe.tensor_record import RankPlace, tensors_in, with_tensors
 from labkit.probe.whole_tensors import WholeRun
 from tests import differing_pairs as pairs
@@ -157,6 +160,103 @@ def _on_rank(group):
                 vocab_parallel_cross_entropy(model(x), y, group).backward()
                 optimizer.step()
     return probe.record
+
+
+@pytest.mark.slow
+def test_torchs_fully_shard_is_put_together_from_the_pieces_of_its_ranks():
+    """Would catch pieces of DTensors that are laid at wrong places, a rank without rows, and a mistake that hides in
+    shards: a norm that each rank takes of its own."""
+    alone = pairs.stock(pairs.perceptron(), data=pairs.numbers(*pairs.FLAT))
+    with Cluster(3, device="cpu", quiet=True) as cluster:
+        seen = first_difference(alone, cluster.run(_stock_on_rank, "fully_shard"))
+        assert not seen, str(seen)
+        assert not seen.looked.skipped
+        assert seen.looked.tensors > 100
+        clipped = first_difference(alone, cluster.run(_stock_on_rank, "fully_shard", clip=True))
+    assert clipped
+    assert (clipped.step, clipped.phase, clipped.run) == (0, "gradient", "run_b"), str(clipped)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(("how", "n_ranks"), [("parallelize_module", 2), ("both", 4)])
+def test_torchs_parallelize_module_is_put_together_too(how, n_ranks):
+    """Would catch a cut by columns that is taken for one by rows, and two axes of a mesh that change places."""
+    alone = pairs.stock(pairs.perceptron(), data=pairs.numbers(*pairs.FLAT))
+    with Cluster(n_ranks, device="cpu", quiet=True) as cluster:
+        seen = first_difference(alone, cluster.run(_stock_on_rank, how))
+    assert not seen, str(seen)
+    assert not seen.looked.skipped
+    assert seen.looked.ranks == (1, n_ranks)
+
+
+def _stock_on_rank(group, how, clip=False):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from labkit.probe.tensor_probe import TensorProbe
+    from labkit.probe.tensor_record import RankPlace
+    from tests import differing_pairs
+
+    n_tp = 1 if how == "fully_shard" else 2
+    n_dp = group.size // n_tp
+    mesh = init_device_mesh("cpu", (n_dp, n_tp), mesh_dim_names=("dp", "tp"))
+    dp, tp = (RankPlace(mesh.get_local_rank(axis), size) for axis, size in (("dp", n_dp), ("tp", n_tp)))
+    model = differing_pairs.perceptron()
+    if n_tp > 1:
+        plan = {"0": ColwiseParallel(output_layouts=Replicate()), "4": ColwiseParallel(), "6": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    if n_dp > 1:
+        for part in (model[0], model[4], model):
+            fully_shard(part, mesh=mesh["dp"])
+    optimizer = differing_pairs.adamw(model.parameters())
+    probe = TensorProbe(model, optimizer, dp=dp, tp=tp)
+    with probe:
+        for step in range(differing_pairs.N_STEPS):
+            x, y = (z.chunk(n_dp)[dp.rank] for z in differing_pairs.numbers(*differing_pairs.FLAT)(step))
+            with probe.step():
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                if clip:
+                    pieces = [p.grad.to_local() for p in model.parameters()]
+                    norm = torch.linalg.vector_norm(torch.cat([piece.flatten() for piece in pieces]))
+                    for piece in pieces:
+                        piece.mul_(0.05 / norm)
+                optimizer.step()
+    return probe.record
+
+
+def test_a_dtensor_that_fits_no_axis_is_refused():
+    """Would catch a piece that is laid along a wrong axis, and terms of a sum that are taken for the sum."""
+
+    class Placed:
+        def __init__(self, size, placement, names=None):
+            self.shape, self.placements = torch.Size((6, 4)), (placement,)
+            self.device_mesh = SimpleNamespace(
+                size=lambda number: size, get_coordinate=lambda: [1], mesh_dim_names=names
+            )
+
+        def detach(self):
+            return self
+
+        def to_local(self):
+            return torch.ones(3, 4)
+
+    one, two = RankPlace(0, 1), RankPlace(1, 2)
+    piece = piece_of_placed(Placed(2, Shard(0)), "w", two, one)
+    assert (piece.offset, piece.local_shape, piece.shard_dim) == (12, (6, 4), None)
+    piece = piece_of_placed(Placed(2, Shard(0)), "w", one, two)
+    assert (piece.offset, piece.local_shape, piece.shard_dim) == (0, (3, 4), 0)
+    with pytest.raises(ValueError, match="cut over 2 ranks, and the probe was told of dp 2 and tp 2"):
+        piece_of_placed(Placed(2, Shard(0)), "w", two, two)
+    assert piece_of_placed(Placed(2, Shard(0), ("tp",)), "w", two, two).shard_dim == 0
+    with pytest.raises(ValueError, match="terms of a sum"):
+        piece_of_placed(Placed(2, Partial()), "w", two, one)
+    with pytest.raises(ValueError, match="dim 1 over data-parallel ranks"):
+        piece_of_placed(Placed(2, Shard(1)), "w", two, one)
+    with pytest.raises(ValueError, match="dim 1 of 4 is cut over 3 ranks"):
+        piece_of_placed(Placed(3, Shard(1)), "w", one, RankPlace(1, 3))
 
 
 def test_the_run_is_the_same_with_and_without_a_probe():

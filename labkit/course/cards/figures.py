@@ -40,6 +40,7 @@ VOCABULARY = MappingProxyType(
         "plan.laws.two_batch_overlap": "halves_s whole_s",
         "plan.laws.expert_copies": "pays_from_rows",
         "plan.job.recipe": "Recipe",
+        "plan.pocket.rounding": "roundoff worst likely beyond piled_up cancellation",
         "plan.step.roofline": "ridge sheet_ridge",
         "plan.pocket.scaling": "amdahl serial_share",
         "plan.schedules.schedule": "gpipe naive one_f_one_b interleaved zero_bubble simulate bubble in_flight",

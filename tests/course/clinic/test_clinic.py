@@ -27,7 +27,8 @@ CAUSES = [each.cause for each in clinic.cases]
 VALUES_ARE_WRONG = {
     "fp16 overflow", "silent underflow", "accumulation without normalisation", "ranks differ by seed",
     "ranks differ by buffers", "found_inf not agreed", "LoRA on the wrong layers",
-    "a checkpoint that does not load", "dead experts",
+    "a checkpoint that does not load", "dead experts", "masters that are not copied back",
+    "an optimizer that lost its count", "one seed for all shards", "a norm of each shard",
 }  # fmt: skip
 
 
