@@ -16,6 +16,7 @@ tensors, which the probe in a rank counts exactly, and those of pages, which the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -68,9 +69,10 @@ def sends(
             if messages is not None and len(events) > messages(record.case, rank):
                 wanted = f"at most {messages(record.case, rank)} messages or collectives"
                 return Complaint(wanted, f"{len(events)}", rank, tuple(event.number for event in events))
-            for event in events if largest is not None else ():
-                if event.n_bytes > (limit := largest(record.case, rank)):
-                    wanted = f"at most {limit:,.0f} bytes in one message"
+            most = largest(record.case, rank) if largest is not None else math.inf
+            for event in events:
+                if event.n_bytes > most:
+                    wanted = f"at most {most:,.0f} bytes in one message"
                     return Complaint(wanted, f"{event.n_bytes:,} bytes", rank, (event.number,))
         return None
 

@@ -30,13 +30,13 @@ from labkit.plan.schedules.schedule import (
     Schedule,
     gpipe,
     interleaved,
-    interleaved_program,
     naive,
     one_f_one_b,
-    one_f_one_b_program,
+    program_1f1b,
+    program_interleaved,
+    program_zero_bubble,
     rounds,
     zero_bubble,
-    zero_bubble_program,
 )
 
 Ranks = Callable[[int, int, int, int], Program]
@@ -146,7 +146,7 @@ LAWS: Mapping[str, ScheduleLaw] = MappingProxyType(
                 lambda p, m, v, place: (min(m, p - place),),
                 in_turn=True,
                 searched=True,
-                program=lambda p, m, v, place: one_f_one_b_program(p, m, place),
+                program=lambda p, m, v, place: program_1f1b(p, m, place),
             ),
             ScheduleLaw(
                 "interleaved",
@@ -155,7 +155,7 @@ LAWS: Mapping[str, ScheduleLaw] = MappingProxyType(
                 stages=None,
                 messages=2,
                 searched=True,
-                program=interleaved_program,
+                program=program_interleaved,
             ),
             ScheduleLaw(
                 "zero_bubble",
@@ -163,7 +163,7 @@ LAWS: Mapping[str, ScheduleLaw] = MappingProxyType(
                 lambda p, m, v, place: (min(m, p),),
                 splits=True,
                 searched=True,
-                program=lambda p, m, v, place: zero_bubble_program(p, m, place),
+                program=lambda p, m, v, place: program_zero_bubble(p, m, place),
             ),
             ScheduleLaw("zb_h2", lambda p, m, v: zb_h2(p, m), splits=True, messages=0),
             ScheduleLaw("zb_v", lambda p, m, v: zb_v(p, m), stages=2, splits=True, folds=True, messages=0),

@@ -62,11 +62,11 @@ def naive(n_ranks: int) -> Schedule:
 def one_f_one_b(n_ranks: int, n_micro: int) -> Schedule:
     """As many forwards as it takes until the first gradient can come back, then a forward and a backward in turn."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro)
-    programs = tuple(one_f_one_b_program(n_ranks, n_micro, rank) for rank in range(n_ranks))
+    programs = tuple(program_1f1b(n_ranks, n_micro, rank) for rank in range(n_ranks))
     return Schedule("1f1b", n_ranks, n_ranks, n_micro, programs)
 
 
-def one_f_one_b_program(n_ranks: int, n_micro: int, rank: int) -> Program:
+def program_1f1b(n_ranks: int, n_micro: int, rank: int) -> Program:
     """The program of one rank of `one_f_one_b`."""
     forwards = [Action("F", rank, i) for i in range(n_micro)]
     backwards = [Action("B", rank, i) for i in range(n_micro)]
@@ -81,11 +81,11 @@ def interleaved(n_ranks: int, n_micro: int, stages_per_rank: int) -> Schedule:
     With one stage a rank this is not 1f1b: twice as many forwards go ahead, which hides messages behind work."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro, stages_per_rank=stages_per_rank)
     p, v = n_ranks, stages_per_rank
-    programs = tuple(interleaved_program(p, n_micro, v, rank) for rank in range(p))
+    programs = tuple(program_interleaved(p, n_micro, v, rank) for rank in range(p))
     return Schedule("interleaved", p, p * v, n_micro, programs)
 
 
-def interleaved_program(n_ranks: int, n_micro: int, stages_per_rank: int, rank: int) -> Program:
+def program_interleaved(n_ranks: int, n_micro: int, stages_per_rank: int, rank: int) -> Program:
     """The program of one rank of `interleaved`."""
     p, v, sizes = n_ranks, stages_per_rank, rounds(n_ranks, n_micro)
     steps: list[tuple[int, int]] = []  # (chunk, micro); chunk c of rank r is stage c * p + r
@@ -107,14 +107,14 @@ def zero_bubble(n_ranks: int, n_micro: int) -> Schedule:
 
     On rank r the W's stay r micro-batches behind the B's, so that every rank holds as much as rank 0 of 1f1b does."""
     check_counts(n_ranks=n_ranks, n_micro=n_micro)
-    programs = tuple(zero_bubble_program(n_ranks, n_micro, rank) for rank in range(n_ranks))
+    programs = tuple(program_zero_bubble(n_ranks, n_micro, rank) for rank in range(n_ranks))
     return Schedule("zero_bubble", n_ranks, n_ranks, n_micro, programs)
 
 
-def zero_bubble_program(n_ranks: int, n_micro: int, rank: int) -> Program:
+def program_zero_bubble(n_ranks: int, n_micro: int, rank: int) -> Program:
     """The program of one rank of `zero_bubble`."""
     cut: list[Action] = []
-    for action in one_f_one_b_program(n_ranks, n_micro, rank):
+    for action in program_1f1b(n_ranks, n_micro, rank):
         cut.append(action)
         if action.kind == "B" and action.micro >= rank:
             cut.append(Action("W", rank, action.micro - rank))

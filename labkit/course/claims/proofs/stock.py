@@ -31,7 +31,7 @@ def c135() -> Finding:
         own, right, sent = capped.run(norms, n_ranks=n)[0].value
         settings.append(Setting(f"rank 0 of {n}", right, own, within=1e-5, measured=True))
         numbers |= {f"share_of_{n}": own / right, "sent": sent}
-    return Finding.of(settings, **numbers)
+    return Finding.of(settings, premise="", **numbers)
 
 
 def sharded_step(group: Group, reshard: bool | None) -> tuple[dict[str, int], int, int, int]:
