@@ -47,8 +47,8 @@ def in_turn(layer):
     route, group = layer.route, getattr(layer.journey, "group", None)
     rank = 0 if group is None else group.rank
 
-    def routed(x):
-        chosen, *rest = route(x)
+    def routed(x, rows=None):
+        chosen, *rest = route(x, rows)
         with torch.utils._python_dispatch._disable_current_modes():  # what this test makes is not the step's
             begin = rank * chosen.numel()
             turns = torch.arange(begin, begin + chosen.numel()).remainder_(layer.n_expert)

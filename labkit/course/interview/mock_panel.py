@@ -161,15 +161,17 @@ class MockInterviewPanel(Twin, widgets.VBox):
     def _begin(self) -> None:
         """Show the next phase, or the report."""
         session = self._running()
-        self.boxes, self.asked, self.room.children, self.notes.value = {}, None, (), ""
+        self.boxes, self.asked, self.notes.value = {}, None, ""
         phase = session.phase
         if phase is None:
+            self.room.children = ()
             self._finish(session)
             return
         head = f"{session.place + 1} of {len(session.phases)} · {phase.title} · {phase.minutes:g} min"
         plan = f"<p>Your plan is the planner's: <code>{escape(str(session.fractures[0].old))}</code></p>"
         shown = plan if phase.name == BREAKS else ""
         self.asking.value = f"<p>{head}</p><p><b>{escape(session.ask)}</b></p>{shown}"
+        self.room.children = ()
         self.show.description = "ask me" if phase.name == BREAKS else "show the points"
         self.show.disabled = False
         self._close(self.onward)

@@ -35,7 +35,7 @@ def test_every_lab_has_an_address_in_any_folder(server: Any, monkeypatch: pytest
         monkeypatch.chdir(folder)
         found = addresses()
         split = ["01b", "05b", "06b", "10b", "14b"]
-        assert sorted(found) == sorted([*(f"{lab:02d}" for lab in range(22)), *split])
+        assert sorted(found) == sorted([*(f"{lab:02d}" for lab in range(24)), *split])
         assert found["03"] == "/user/ada/lab/tree/notebooks/03_collectives.ipynb"
 
 

@@ -29,8 +29,8 @@ def redistributions(
     A rank sends, with chunks of ceil(size / n) along a dim that is cut or will be (`word` bytes an element):
         S to R        (n-1) chunks                  P(sum) to S   (n-1) chunks
         S to other S  (n-1) chunks of a chunk       P(sum) to R   2(n-1)/n of the tensor        from R: nothing
-    -> [(line, bytes that a rank sends there, those of them for a tensor that some step before had already brought to
-    the same placement)], most bytes first, then by line, without the lines that send nothing."""
+    `again`: those of the bytes for a tensor that some step before had already brought to the same placement.
+    -> [(line, bytes that a rank sends, again)], most bytes first, then by line, without the lines that send nothing."""
     placed, sent, repeated, brought = dict(tensors), dict[int, float](), dict[int, float](), set[tuple[str, str]]()
     for line, needs, (result, *made) in program:
         for name, needed in needs:
