@@ -164,8 +164,8 @@ class MockInterviewPanel(Twin, widgets.VBox):
         self.boxes, self.asked, self.notes.value = {}, None, ""
         phase = session.phase
         if phase is None:
-            self.room.children = ()
             self._finish(session)
+            self.room.children = ()
             return
         head = f"{session.place + 1} of {len(session.phases)} · {phase.title} · {phase.minutes:g} min"
         plan = f"<p>Your plan is the planner's: <code>{escape(str(session.fractures[0].old))}</code></p>"

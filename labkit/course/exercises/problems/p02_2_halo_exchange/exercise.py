@@ -56,7 +56,7 @@ def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
 
     def tap(event: str, peer: int, tag: int, tensor: Tensor) -> None:
         if event == "recv":
-            mark(group, f"{TAKEN}{peer}")
+            mark(group, f"{TAKEN}{group.ranks.index(peer)}")  # a tap tells global ranks
 
     return attempt(x, width, group.tapped(tap))
 

@@ -34,7 +34,12 @@ def cases() -> list[Case]:
 
 def play(attempt: Any, group: Group) -> Any:
     """Run several barriers, with marks in the record where a rank arrives, has received a message, and is through."""
-    heard = group.tapped(lambda event, peer, tag, x: mark(group, f"{TAKEN}{peer}") if event == "recv" else None)
+
+    def tap(event: str, peer: int, tag: int, tensor: Any) -> None:
+        if event == "recv":
+            mark(group, f"{TAKEN}{group.ranks.index(peer)}")  # a tap tells global ranks
+
+    heard = group.tapped(tap)
     ours = aside(group)
     for _ in range(BARRIERS):
         mark(group, HERE)
