@@ -160,7 +160,7 @@ class Trip:
         return self.room
 
     def wait(self) -> Tensor:
-        """What came, all of it."""
+        """The rows that all ranks have sent here, once the last of them has arrived.   [received, D]"""
         for work in self.works:
             work.wait()
         room, self.room, self.works = self.room, None, []

@@ -157,10 +157,10 @@ class RoutesInSteps(Routes, Protocol):
         """The experts of each token, and the rows that travel; `rows`: sequences of the whole batch."""
 
     def end(self, routed: Any, out: Any) -> Any:
-        """What the experts made of the rows, added up by token."""
+        """The outputs `out` of the experts, scaled by the router's weights and added up by token."""
 
     def with_shared(self, y: Any, x: Any) -> Any:
-        """The same with what shared experts make of x."""
+        """`y` plus the outputs of the shared experts for `x`."""
 
 
 @runtime_checkable

@@ -28,10 +28,10 @@ class ContextLaw(Protocol):
         """Its word in a recipe."""
 
     def lacks(self, layer: CutAttention) -> Iterator[str]:
-        """Why this attention cannot take this way, and the mend."""
+        """Reasons why this attention cannot be cut in this way, each with the mend."""
 
     def refuses(self, shape: Sizes, layout: Layout) -> Iterator[str]:
-        """The same for a model on a layout with cp > 1."""
+        """Reasons why a model on a layout with cp > 1 cannot be cut in this way, each with the mend."""
 
     def sent(self, layer: CutAttention, rank: int | None = None) -> tuple[int, int]:
         """Bytes that `rank` sends, forward and backward; of the busiest rank each way if left out."""
@@ -43,7 +43,7 @@ class ContextLaw(Protocol):
         """Seconds of it that nothing hides, forward and backward, for n > 1."""
 
     def formula(self, layer: CutAttention) -> str:
-        """How what is waited for follows, in a line."""
+        """The formula of `unhidden_s` as one line of text."""
 
     def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:
         """The link that sets its pace over `cp` ranks that are `tp` apart; None for all_to_alls, which use several."""

@@ -182,11 +182,11 @@ class HaloLaw:
         return way, way
 
     def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
-        """What own keys do not hide."""
+        """Seconds by which the messages outlast the scores with this rank's own keys, forward and backward."""
         return unhidden_s(layer, layer.window, flops_per_s, link)
 
     def formula(self, layer: CutAttention) -> str:
-        """In words."""
+        """The formula of `unhidden_s` as one line of text."""
         return f"what (w-1) c / S + alpha takes longer than the scores with own keys, each way, w={layer.window}"
 
     def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:

@@ -37,14 +37,14 @@ class RingLaw:
         return travel_s(link, forward, layer.n - 1), travel_s(link, backward, 2 * (layer.n - 1))
 
     def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
-        """What a hop takes longer than its scores, and the last gradients."""
+        """Seconds by which each hop outlasts the scores of a block, and those of the last gradients, which nothing hides."""
         n, block, grads = layer.n, travel_s(link, layer.block), travel_s(link, layer.gradients)
         hop = layer.flops / flops_per_s / n
         backward = max(0.0, block - BACKWARD * hop) + (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
         return (n - 1) * max(0.0, block - hop), backward
 
     def formula(self, layer: CutAttention) -> str:
-        """In words."""
+        """The formula of `unhidden_s` as one line of text."""
         return "what a hop takes longer than its scores, and the last gradients"
 
     def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:
@@ -62,7 +62,7 @@ class GatherLaw(RingLaw):
         return self.exchange_s(layer, link)
 
     def formula(self, layer: CutAttention) -> str:
-        """In words."""
+        """The formula of `unhidden_s` as one line of text."""
         return f"(n-1)(2 b + b') / S + 3 (n-1) alpha, n={layer.n}"
 
     def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:
@@ -114,7 +114,7 @@ class UlyssesLaw:
         return self.exchange_s(layer, link)
 
     def formula(self, layer: CutAttention) -> str:
-        """In words."""
+        """The formula of `unhidden_s` as one line of text."""
         return f"2 (n-1)/n 2 B (H + K) T/n W w / S + 4 (n-1) alpha, n={layer.n}"
 
     def link(self, cp: int, tp: int, hardware: Hardware) -> Link | None:

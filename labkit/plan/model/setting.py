@@ -16,7 +16,7 @@ from labkit.plan.model.cut_attention import CONTEXTS
 
 WAYS = ("fp32", "fp64", "autocast", "half")
 RECOMPUTE = ("none", "gathers", "selective", "full")
-"""What backward may run again of a block, from least to most."""
+"""Parts of a block whose forward may be run again in backward, from the least to the most."""
 HEAD = "logits"
 """The product with the vocabulary, which is never in 8 bits."""
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down", "query_in", "latent", "key_value")
