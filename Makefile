@@ -1,7 +1,7 @@
 # make lab       set everything up and open JupyterLab on a tour of ten minutes
 # make check     the inner loop, 3 minutes: style, types, rules of the house, and every test that takes under a second;
 #                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
-# make test      set everything up and test every part of labkit, in 12 minutes: two of the labs, each class of
+# make test      set everything up and test every part of labkit, in 17 minutes: two of the labs, each class of
 #                fault, a tenth of the mutants, one journey through JupyterLab
 # make rest      what make test leaves out: most labs, all labs with other numbers of ranks, all mutants, every widget in a
 #                browser, the documentation site, more

@@ -37,7 +37,7 @@ class RingLaw:
         return travel_s(link, forward, layer.n - 1), travel_s(link, backward, 2 * (layer.n - 1))
 
     def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
-        """Seconds by which each hop outlasts the scores of a block, and those of the last gradients, which nothing hides."""
+        """Seconds by which hops outlast the scores of a block, and those of the last gradients, which nothing hides."""
         n, block, grads = layer.n, travel_s(link, layer.block), travel_s(link, layer.gradients)
         hop = layer.flops / flops_per_s / n
         backward = max(0.0, block - BACKWARD * hop) + (n - 2) * max(0.0, block + grads - BACKWARD * hop) + grads
