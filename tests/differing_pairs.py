@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from labkit.comm.local import run_threads
 from labkit.comm.mesh import Mesh
+from labkit.course.topics.rebuilt_bugs import lose_masters, resume
 from labkit.parallel.ddp import DDP
 from labkit.parallel.norm import clip_grad_norm_
 from labkit.parallel.tensor import RowParallelLinear
@@ -425,23 +426,6 @@ def padded(step: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def lost_masters(optimizer: Any) -> None:
-    """Masters that move, and parameters that never hear of it."""
-    optimizer.masters_to_params = lambda: None
-
-
-def resumed(optimizer: Any, with_step: bool) -> None:
-    """An optimizer that has made 100 steps, or has lost the count of them."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            stream = torch.Generator().manual_seed(p.numel())
-            optimizer.state[p] = {
-                "step": torch.tensor(100.0 if with_step else 0.0),
-                "exp_avg": torch.randn(p.shape, generator=stream) * 1e-3,
-                "exp_avg_sq": torch.rand(p.shape, generator=stream) * 1e-6 + 1e-7,
-            }
-
-
 def forgets_a_rank(sync: Any, group: Any) -> None:
     """Rank 1 steps with a gradient of one layer that is not the mean."""
     if group.rank == 1:
@@ -527,14 +511,14 @@ def wrong() -> Iterator[tuple[str, Callable[[], Pair], tuple[str, str, int | Non
         "masters that never reach the parameters",
         lambda: (
             one_process(gpt(BF16), partial(MasterWeights, make_optimizer=adamw)),
-            one_process(gpt(BF16), partial(MasterWeights, make_optimizer=adamw), before=lost_masters),
+            one_process(gpt(BF16), partial(MasterWeights, make_optimizer=adamw), before=lose_masters),
         ),
         ("update", "embedding.token", 0),
     )
     yield (
         "an optimizer resumed without its count of steps",
         lambda: (
-            fresh(before=partial(resumed, with_step=True)), fresh(before=partial(resumed, with_step=False)),
+            fresh(before=partial(resume, n_steps=100.0)), fresh(before=partial(resume, n_steps=0.0)),
         ),
         ("update", "embedding.token", 0),
     )  # fmt: skip

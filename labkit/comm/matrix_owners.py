@@ -142,7 +142,7 @@ class _Arriving(NamedTuple):
     messages: list[Work]
 
     def wait(self) -> Tensor:
-        """It, as soon as all pieces are there."""
+        """The whole matrix, as soon as all pieces are there."""
         for message in self.messages:
             message.wait()
         return self.whole

@@ -154,7 +154,7 @@ class TensorProbe:
 
     @property
     def record(self) -> TensorRecord:
-        """What was kept so far."""
+        """Copies of the tensors of all steps that have ended, with the places of this rank, for `first_difference`."""
         masters = frozenset(name for name, p in self._trained() if self._master_of(p) is not p)
         return TensorRecord(
             self._dp, self._tp, self._start, self._start_buffers, masters, self._unit, tuple(self._steps),
@@ -293,7 +293,7 @@ class TensorProbe:
 
 
 class _Step:
-    """What has been kept of the step under way."""
+    """Copies of the tensors of the step that is running, and the modules that it has called so far."""
 
     def __init__(self) -> None:
         self.roots: list[RootCall] = []

@@ -25,7 +25,7 @@ class ContextLaw(Protocol):
 
     @property
     def name(self) -> str:
-        """Its word in a recipe."""
+        """The value of `context` in a recipe that chooses this way."""
 
     def lacks(self, layer: CutAttention) -> Iterator[str]:
         """Reasons why this attention cannot be cut in this way, each with the mend."""

@@ -58,7 +58,7 @@ class GatherLaw(RingLaw):
     name = "gather"
 
     def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
-        """All of it."""
+        """All seconds of the exchange: nothing is computed meanwhile."""
         return self.exchange_s(layer, link)
 
     def formula(self, layer: CutAttention) -> str:
@@ -110,7 +110,7 @@ class UlyssesLaw:
         return travel_s(link, forward, 2 * (layer.n - 1)), travel_s(link, backward, 2 * (layer.n - 1))
 
     def unhidden_s(self, layer: CutAttention, flops_per_s: float, link: Link) -> tuple[float, float]:
-        """All of it."""
+        """All seconds of the exchange: nothing is computed meanwhile."""
         return self.exchange_s(layer, link)
 
     def formula(self, layer: CutAttention) -> str:

@@ -67,7 +67,7 @@ class UnitTraffic:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of all four."""
         return self.forward + self.backward + self.gradients + self.copies
 
 
