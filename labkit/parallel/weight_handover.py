@@ -181,7 +181,7 @@ def gather_and_broadcast(handover: Handover, bucket_bytes: int = BUCKET_BYTES) -
         for place in handover.whole:
             weight = whole[place] if me == handover.first else _empty(place, world)
             if line.size > 1:
-                weight = line.broadcast(weight, line.ranks.index(handover.first))
+                weight = line.broadcast(weight, line.ranks.index(world.ranks[handover.first]))
             for target in (target for target in handover.wanted if target.name == place.name):
                 for block in target.blocks:
                     window(target, handover.wanted[target], block).copy_(window(place, weight, block))
