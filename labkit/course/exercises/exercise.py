@@ -40,6 +40,7 @@ from labkit.course.judge.laws import (
     most_sent_bytes,
     order,
     peak,
+    send_first,
     sends,
     silent,
     stands_still,
@@ -47,8 +48,8 @@ from labkit.course.judge.laws import (
 
 __all__ = (
     "Answers", "Case", "Complaint", "Inputs", "Law", "Problem", "Star", "by_axis", "call_alone", "call_each",
-    "exercise", "hidden", "highest_peak", "holds", "most_calls", "most_sent_bytes", "order", "peak", "sends", "silent",
-    "stands_still",
+    "exercise", "hidden", "highest_peak", "holds", "most_calls", "most_sent_bytes", "order", "peak", "send_first",
+    "sends", "silent", "stands_still",
 )  # fmt: skip
 FOUND = ("cases", "inputs", "answer", "play")
 """The functions that are found in an exercise's program by their names."""

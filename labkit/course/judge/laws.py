@@ -5,6 +5,7 @@
     peak(limit, words)                bytes that a rank holds at its highest moment
     holds(kinds, words)               bytes by kind that are left at the end
     order(words, broken)              any law of what comes when, among the marks and messages of all ranks
+    send_first()                      each rank hands over all its messages before it waits for one
     stands_still(record, begins)      for such a law: a rank that waits in a hook for one that is late
 
     most_calls, most_sent_bytes, highest_peak      of a run record: what the busiest rank pays, for stars
@@ -22,7 +23,7 @@ from dataclasses import replace
 
 from labkit.course.exercises.problem import Complaint, Law
 from labkit.course.judge.case import Case
-from labkit.course.judge.run_record import IN_VAIN, RunRecord
+from labkit.course.judge.run_record import IN_VAIN, TAKEN, RunRecord
 
 Limits = tuple[float, float]
 MOST_SCALARS, MOST_EMPTY = 4000, 4
@@ -190,6 +191,21 @@ def modest(times: float = 6.0) -> Law:
 def order(words: str, broken: Callable[[RunRecord], Complaint | None]) -> Law:
     """A law about what comes when; `broken` finds what is wrong in a run record."""
     return Law("order", words, broken)
+
+
+def send_first() -> Law:
+    """A rank has handed over all its messages before it waits for one. `play` runs it on a `marking_receives` group."""
+
+    def broken(record: RunRecord) -> Complaint | None:
+        for rank in range(record.case.n_ranks):
+            taken = [event for event in record.marks(rank) if event.what.startswith(TAKEN)]
+            late = [event for event in record.sent(rank) if taken and event.number > taken[0].number]
+            if late:
+                seen = f"it {taken[0].what}, and only then sends to rank {late[0].to}"
+                return Complaint("all messages are handed over before any is waited for", seen, rank, (late[0].number,))
+        return None
+
+    return order("a rank has handed over all its messages before it waits for one", broken)
 
 
 def stands_still(record: RunRecord, begins: str) -> Complaint | None:

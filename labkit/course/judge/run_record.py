@@ -16,6 +16,8 @@ from labkit.course.judge.judge_wire import ASIDE
 
 IN_VAIN = "stands still until another rank begins: rank "
 """The mark of a rank that is late, about one that waits for it (`begin_late`)."""
+TAKEN = "took a message of rank "
+"""The mark of a rank that has received a message (`marking_receives`)."""
 
 
 class Event(NamedTuple):
@@ -157,6 +159,16 @@ class RunRecord:
 def mark(group: Any, words: str) -> None:
     """Set a mark: `play` says how far an attempt has got. It costs a message to the judge, and none in the ledger."""
     group.wire.mark(words)
+
+
+def marking_receives(group: Group) -> Group:
+    """The group, with a mark in the record for each message that this rank receives over it."""
+
+    def tap(event: str, peer: int, tag: int, tensor: Tensor) -> None:
+        if event == "recv":
+            mark(group, f"{TAKEN}{group.ranks.index(peer)}")  # a tap tells global ranks
+
+    return group.tapped(tap)
 
 
 def aside(group: Group) -> Group:

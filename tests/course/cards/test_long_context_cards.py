@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.course.cards.deck import the_deck
@@ -32,6 +34,10 @@ BY_LAW = [
     ("halo-bytes", "bytes", sent("halo", MISTRAL)[0]),
     ("halo-bytes", "ring", sent("ring", MISTRAL)[0]),
     ("halo-hides", "tokens", halo.hides_from(MISTRAL, 4096, 400e12, Link("", 0.0, 50e9))),
+    ("halo-over-pieces", "owners", len(halo.halo_of([1024] * 16, 15, 4096))),
+    ("halo-over-pieces", "bytes", sent("halo", replace(MISTRAL, seq=2**14, n=16))[0]),
+    ("halo-off-by-one", "more", halo.sent(MISTRAL, 4097)[0] - halo.sent(MISTRAL, 4096)[0]),
+    ("halo-convoy", "once", halo.exchange_s(MISTRAL, 4096, Link("", 0.0, 50e9))),
     ("cp-memory", "short", held_bytes(LLAMA)),
     ("cp-memory", "long", held_bytes(MILLION)),
     ("llama3-gathers", "compute", seconds("gather", OF_405B, 400e12, SLOW)["compute"] / 3.5),

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from labkit.comm.group import Group
-from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, exercise, order, sends
-from labkit.course.judge.run_record import RunRecord, mark
-
-TAKEN = "waits for a message from rank "
+from labkit.course.exercises.exercise import Answers, Case, Inputs, exercise, send_first, sends
+from labkit.course.judge.run_record import marking_receives
 
 
 def halo_exchange(x: Tensor, width: int, group: Group) -> Tensor:
@@ -53,12 +51,7 @@ def inputs(case: Case) -> Inputs:
 
 def play(attempt: Any, group: Group, x: Tensor, width: int) -> Any:
     """Run the attempt, with a mark in the record for each message that a rank has received."""
-
-    def tap(event: str, peer: int, tag: int, tensor: Tensor) -> None:
-        if event == "recv":
-            mark(group, f"{TAKEN}{group.ranks.index(peer)}")  # a tap tells global ranks
-
-    return attempt(x, width, group.tapped(tap))
+    return attempt(x, width, marking_receives(group))
 
 
 def answer(case: Case, inputs: Inputs) -> Answers:
@@ -76,17 +69,6 @@ def neighbours(case: Case, rank: int) -> set[int]:
     return {rank - 1, rank + 1} & set(range(case.n_ranks))
 
 
-def waited(record: RunRecord) -> Complaint | None:
-    """The first rank that waited while it still had something to hand over."""
-    for rank in range(record.case.n_ranks):
-        waits = [event for event in record.marks(rank) if event.what.startswith(TAKEN)]
-        late = [event for event in record.sent(rank) if waits and event.number > waits[0].number]
-        if late:
-            seen = f"it {waits[0].what}, and only then sends to rank {late[0].to}"
-            return Complaint("all messages are handed over before any is waited for", seen, rank, (late[0].number,))
-    return None
-
-
 PROBLEM = exercise(
     __name__,
     halo_exchange,
@@ -98,6 +80,6 @@ PROBLEM = exercise(
             to=neighbours,
             messages=lambda case, rank: len(neighbours(case, rank)),
         ),
-        order("a rank has handed over all its messages before it waits for one", waited),
+        send_first(),
     ),
 )

@@ -7,11 +7,11 @@ import torch
 
 from labkit.comm.group import Group
 from labkit.course.exercises.exercise import Answers, Case, Complaint, Inputs, Law, Star, exercise, order, sends
-from labkit.course.judge.run_record import Event, RunRecord, aside, mark
+from labkit.course.judge.run_record import TAKEN, Event, RunRecord, aside, mark, marking_receives
 
 BARRIERS, ITEM = 3, 8
 EVERYBODY = "nobody is through before it has heard of everybody"
-HERE, THROUGH, TAKEN = "is here", "is through", "took a message of rank "
+HERE, THROUGH = "is here", "is through"
 
 
 def barrier_of_messages(group: Group) -> None:
@@ -34,12 +34,7 @@ def cases() -> list[Case]:
 
 def play(attempt: Any, group: Group) -> Any:
     """Run several barriers, with marks in the record where a rank arrives, has received a message, and is through."""
-
-    def tap(event: str, peer: int, tag: int, tensor: Any) -> None:
-        if event == "recv":
-            mark(group, f"{TAKEN}{group.ranks.index(peer)}")  # a tap tells global ranks
-
-    heard = group.tapped(tap)
+    heard = marking_receives(group)
     ours = aside(group)
     for _ in range(BARRIERS):
         mark(group, HERE)
