@@ -37,6 +37,7 @@ WINDOWS = 8
 class Seen(NamedTuple):
     """Vital signs of one rank. `busy` is the share of the time in which its process used the processor.
 
+    `sizes` has the name and the number of weights of each parameter, in the order in which `weights` has them.
     `rows_by_expert` has, for each mixture of experts in the model, the rows of each expert in the last forward."""
 
     rank: int
@@ -46,6 +47,7 @@ class Seen(NamedTuple):
     gradients: GradientTable | None
     recording: Recording
     busy: float
+    sizes: tuple[tuple[str, int], ...] = ()
     rows_by_expert: tuple[tuple[int, ...], ...] = ()
 
 
@@ -85,6 +87,7 @@ def vital(
         *left_behind(model),
         clock.recording,
         (time.process_time() - busy) / took,
+        sizes(model),
         rows_by_expert(model),
     )
 
@@ -118,6 +121,11 @@ def left_behind(model: Any) -> tuple[Tensor | None, Tensor | None, GradientTable
     weights, buffers = (_flat(part) for part in (model.parameters(), model.buffers()))
     named = [(name, p.grad) for name, p in model.named_parameters()]
     return weights, buffers, gradient_statistics(named) if any(grad is not None for _, grad in named) else None
+
+
+def sizes(model: Any) -> tuple[tuple[str, int], ...]:
+    """(name, number of weights) of each parameter of a module."""
+    return tuple((name, p.numel()) for name, p in model.named_parameters()) if isinstance(model, nn.Module) else ()
 
 
 def rows_by_expert(model: Any) -> tuple[tuple[int, ...], ...]:
@@ -191,3 +199,15 @@ class Chart:
         return max(
             (float((tensor - tensors[0]).abs().nan_to_num(torch.inf).max()) for tensor in different), default=0.0
         )
+
+    def unequal(self) -> dict[str, bool]:
+        """For each parameter, whether its weights differ between two ranks; empty if ranks have other parameters."""
+        held = [(rank.sizes, rank.weights) for rank in self.seen if rank.weights is not None]
+        if len({sizes for sizes, _ in held}) != 1:
+            return {}
+        names, counts = zip(*held[0][0], strict=True)
+        by_parameter = zip(*(weights.split(counts) for _, weights in held), strict=True)
+        return {
+            name: any(not torch.equal(part.nan_to_num(), parts[0].nan_to_num()) for part in parts)
+            for name, parts in zip(names, by_parameter, strict=True)
+        }

@@ -100,6 +100,9 @@ def _fingerprints(chart: Chart) -> str:
             sentences.append(
                 f"{part} of all ranks alike" if far < 1e-9 else f"{part} of two ranks up to {far:.2g} apart"
             )
+    unequal = chart.unequal()
+    if 0 < sum(unequal.values()) < len(unequal):
+        sentences.append(f"only {', '.join(name for name, differs in unequal.items() if differs)} differ")
     return "; ".join(sentences)
 
 

@@ -29,6 +29,7 @@ VALUES_ARE_WRONG = {
     "ranks differ by buffers", "found_inf not agreed", "LoRA on the wrong layers",
     "a checkpoint that does not load", "dead experts", "masters that are not copied back",
     "an optimizer that lost its count", "one seed for all shards", "a norm of each shard",
+    "fully_shard without its root",
 }  # fmt: skip
 
 
