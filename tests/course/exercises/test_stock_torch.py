@@ -139,7 +139,8 @@ def test_22_2_resumes_with_the_state_that_dcp_loads_into_another_number_of_ranks
             for name, (*tensors, step) in loaded[rank].items():
                 assert state[name][3] == step == STEPS
                 for ours, theirs in zip(state[name], tensors, strict=False):
-                    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape) and torch.equal(ours, theirs)
+                    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+                    assert torch.equal(ours, theirs)
 
 
 @cases(("old", "new"), [(4, 3), (3, 4), (4, 1), (1, 4), (2, 3), (4, 4)])

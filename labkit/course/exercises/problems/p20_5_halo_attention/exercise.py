@@ -14,7 +14,7 @@ from labkit.plan.laws.halo import halo_of, readers_of
 MOST_BLOCKS, MOST_SCORES, ROOM_BYTES = 3, 8, 64 << 10
 
 
-def halo_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int, group: Group) -> Tensor:
+def attend_in_window(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int, group: Group) -> Tensor:
     """Causal attention in a sliding window over the tokens of all ranks.   three times [H, T, W] -> [H, T, W]
 
     y = softmax(q k^T / sqrt(W)) v, where the query at position i of the sequence looks at the keys i - window + 1 ... i
@@ -110,7 +110,7 @@ def most(case: Case, rank: int) -> int:
 
 PROBLEM = exercise(
     __name__,
-    halo_attention,
+    attend_in_window,
     laws=(
         sends(
             law,
