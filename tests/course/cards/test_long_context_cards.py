@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.course.cards.deck import the_deck
-from labkit.plan.laws import halo
+from labkit.plan.laws import compressed_context, halo
 from labkit.plan.laws.context import hides_from, seconds, sent
 from labkit.plan.machine.link import Link, link_of
 from labkit.plan.model.cut_attention import CutAttention, at_work, held_bytes
@@ -38,6 +38,7 @@ BY_LAW = [
     ("halo-over-pieces", "bytes", sent("halo", replace(MISTRAL, seq=2**14, n=16))[0]),
     ("halo-off-by-one", "more", halo.sent(MISTRAL, 4097)[0] - halo.sent(MISTRAL, 4096)[0]),
     ("halo-convoy", "once", halo.exchange_s(MISTRAL, 4096, Link("", 0.0, 50e9))),
+    ("compressed-keys-bytes", "bytes", compressed_context.sent(replace(MISTRAL, window=128), 4)[0]),
     ("cp-memory", "short", held_bytes(LLAMA)),
     ("cp-memory", "long", held_bytes(MILLION)),
     ("llama3-gathers", "compute", seconds("gather", OF_405B, 400e12, SLOW)["compute"] / 3.5),

@@ -81,7 +81,8 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
     last_off, first_off = [w.clone() for w in right], [w.clone() for w in right]
     last_off[-1][draw.randrange(numel)] += 1e-3
     first_off[0][draw.randrange(numel)] -= 1e-3
-    largest, signs = right[0].abs() == right[0].abs().max(), case.random(numel, key=1).sign()
+    sizes, signs = right[0].abs(), case.random(numel, key=1).sign()
+    largest, smallest = sizes == sizes.max(), sizes == sizes.min()
     whole = [[(0, numel)]] * n
     hidden, stated, padded, last_padded, lacking, blown = (reported(right, even) for _ in range(6))
     lacking[draw.randrange(n)]["state_bytes"] -= 8
@@ -114,6 +115,7 @@ def shown(case: Case) -> dict[str, tuple[bool, Tensor, list[Report]]]:
         "one weight of the first rank is off": (False, reported(first_off, even)),
         "all ranks have the same wrong weights": (False, reported([first_off[0]] * n, even)),
         "the largest weight is off by little": (False, reported([w + 1.6e-6 * largest for w in right], even)),
+        "the smallest weight is off by little": (False, reported([w + 1.1e-6 * smallest for w in right], even)),
         "65 bytes too many in one shard": (False, padded),
         "65 bytes too many in the last shard, which may be shorter": (False, last_padded),
         "one rank keeps one element more than its part": (False, reported(right, wider)),
