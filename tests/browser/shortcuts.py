@@ -15,13 +15,6 @@ runs = [{"peak": labkit.predict_memory(config, Layout(), Recipe(batch_size=4))}]
         "01-42": """
 here = labkit.Hardware.preset("a100-80gb").changed(name="this machine")
 """,
-        "06-34": """
-from labkit.plan.machine.collectives import Line
-from labkit.plan.pocket.bucket_replay import Ready, sizes_of
-
-ready = [Ready(str(block), 2**16, 0.01 * (block + 1)) for block in range(12)]
-wire, backward_s = Line(1e-3, 1e-8), 0.12
-""",
         "06-38": """
 measured = {}
 
@@ -36,13 +29,6 @@ rates = (0.1, 0.3, 0.9 * limit(s), 1.5 * limit(s))
 dense, numel, shares = [2.0, 1.0], 21_768, (0.001, 0.01, 0.1)
 topk = {(share, kept): ([2.0, 1.5], 5_232, numel) for share in shares for kept in (True, False)}
 """,
-        "07-24": """
-held = [ModelState(n_params, n_ranks).held(stage) for stage in range(3)]
-seen = {(name, True): [law] for name, law in zip(strategies, held)}
-""",
-        "08-26": """
-films = {"prefetch 0": slow.run(filmed, prefetch=0)[0].value[0]}
-""",
         "10-30": """
 from labkit.course.topics.in_flight_picture import Pick
 from labkit.course.topics.in_flight_explorer import InFlightExplorer
@@ -53,13 +39,6 @@ InFlightExplorer(Pick("1f1b", 4, 32), {Pick("1f1b", 4, 32): 4 * [[(0.0, 4.01), (
 from labkit.course.topics.pipeline_player import PipelinePlayer
 
 PipelinePlayer(Pick("1f1b", 4, 8))
-""",
-        "11-26": """
-held = {name: dict.fromkeys(full_law, 1e5) for name in choices}
-""",
-        "11-44": """
-loss_of = {("query, value", rank): 2.0 for rank in (8, 16)}
-seen, best, untouched = {"full": (1.0,)}, "full", (3.0,)
 """,
         "16-16": """
 pipeline = ways["pipeline"]

@@ -1,4 +1,4 @@
-"""A first visit to the labs, in a real Chromium in a real JupyterLab: what opens by itself, every kind of widget once,
+"""A first visit to the labs, in a real Chromium in a real JupyterLab: what opens by itself, the widgets of a few labs,
 an exercise, the stop button, a kernel that is killed. (All steps on all widgets of all labs are in test_labs.py.)"""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_the_tour_opens_by_itself_and_an_answer_waits_for_a_prediction(page, ser
     no_errors(page)
 
 
-def test_every_kind_of_widget_works(page, server):
+def test_widgets_work(page, server):
     """Would catch a widget that is text, a control that moves nothing, a widget that needs the network, keys that
     JupyterLab takes for its own, ranks that do not start where JupyterLab runs."""
     first, *others = (lab for lab in LABS if lab.touched)
