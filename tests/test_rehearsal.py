@@ -368,7 +368,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @cases(("config", "layout", "choices"), SHARDED)
 def test_the_law_counts_groups_and_units_that_stay_whole(config, layout, choices):
     """Bugs: state that is shared by all of dp and not by a group, units that are freed before the last micro-batch in

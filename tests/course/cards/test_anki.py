@@ -130,6 +130,7 @@ def test_a_table_has_its_axes_and_its_cells_in_order(notes):
     assert not any(notes[card.as_sentence(card.front)]["Table"] for card in the_deck() if not card.axes)
 
 
+@pytest.mark.rest
 def test_pictures_arrive_as_files_of_valid_svg_with_a_size_and_words(imported, notes):
     """Would catch a picture that Anki did not take, one of no size, and one whose lines have a page's colour."""
     collection, *_ = imported

@@ -51,6 +51,7 @@ def test_a_card_shows_what_the_audit_measured_beside_what_is_claimed() -> None:
     assert evidence(()) == ""
 
 
+@pytest.mark.rest
 @cases("card", the_deck)
 def test_every_card_of_the_deck_can_be_shown(card: Card) -> None:
     """A card whose back is no HTML."""

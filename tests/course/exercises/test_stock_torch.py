@@ -203,7 +203,7 @@ def configured_steps(group: Any, mesh: tuple[int, int], policies: Any, n_micro: 
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @cases(("copies", "shards"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1)])
 def test_22_3_counts_the_bytes_of_a_real_step_of_fully_shard(copies, shards):
     """Would catch a policy's dtype at the wrong collective, a root that is gathered twice, and copies that sum what was

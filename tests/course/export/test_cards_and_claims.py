@@ -69,7 +69,7 @@ def data_of(page: str) -> Mapping[str, object]:
     return json.loads(block)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_the_page_has_every_card_with_both_faces(cards, labs):
     """Would catch a card that is left out, a face of its own, and an answer that ends the block of data."""
     data = data_of(cards)

@@ -116,6 +116,7 @@ def test_a_menu_of_some_and_names_that_are_not_there():
         Whiteboard("qqq")
 
 
+@pytest.mark.rest
 @by_name
 def test_an_answer_takes_little_work(each):
     """Would catch a law that is simulated a thousand times for one Enter."""

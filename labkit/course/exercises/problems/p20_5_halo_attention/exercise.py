@@ -33,7 +33,7 @@ def attend_in_window(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window
     owners = [r for r in range(me) if lengths[r] and oldest[me] < ends[r + 1]]
     sent = [group.send(kv[:, :, max(0, oldest[r] - ends[me]) :], r) for r in readers]
     expected = [group.recv_start(r) for r in owners]
-    kv = torch.cat([*(message.wait() for message in expected), kv], dim=2)
+    kv = torch.cat([*(message.wait() for message in expected), kv], dim=2)  # type: ignore[list-item]
     for message in sent:
         message.wait()
     places = torch.arange(ends[me + 1] - kv.shape[2], ends[me + 1], device=q.device)
