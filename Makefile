@@ -1,11 +1,11 @@
 # make lab       set everything up and open JupyterLab on a tour of ten minutes
 # make check     the inner loop, 3 minutes: style, types, rules of the house, and every test that takes under a second;
 #                it leaves out the labs' runs, the browser, faults, the judge's mutants, and whatever else is slow
-# make test      set everything up and test every part of labkit, in 17 minutes: two of the labs, each class of
+# make test      set everything up and test every part of labkit, in 32 minutes: two of the labs, each class of
 #                fault, a tenth of the mutants, one journey through JupyterLab
 # make rest      what make test leaves out: most labs, all labs with other numbers of ranks, all mutants, every widget in a
 #                browser, the documentation site, more
-# make test-all  everything, 40 minutes
+# make test-all  everything, over an hour
 # make test-newest  the tests of make check and the tour with today's newest packages, in an environment of its own; CI
 #                never runs it: it fetches the newest torch, on Linux with CUDA, 5 GB
 # make test-oldest  the same tests, but for style and types, with the oldest packages that pyproject.toml takes, chosen by
