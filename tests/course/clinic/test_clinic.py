@@ -77,6 +77,24 @@ def test_the_repaired_program_has_the_values_of_one_process_and_no_sign(cause, c
     assert str(verdict).startswith("proved")
 
 
+def drowsy(group, steps):
+    """A program of one's own: Rosa's repaired one, whose last rank sleeps once, as one that waits for a core does."""
+    import time
+
+    from labkit.course.clinic.patients import slow_rank
+
+    if group.rank == group.size - 1:
+        time.sleep(0.3)
+    return slow_rank.repaired(group, steps)
+
+
+@pytest.mark.slow
+def test_a_rank_that_had_no_core_is_no_slow_rank(cluster):
+    """Bug: on a busy machine a repaired program was said to have the cause still."""
+    verdict = clinic.prove(cluster, clinic.admit("Rosa"), drowsy)
+    assert verdict.holds, verdict.words
+
+
 def slower(group, steps):
     """A program of one's own: Mia's, with an eighth of the step instead of an eighth of the gradient."""
     from labkit.course.clinic import task

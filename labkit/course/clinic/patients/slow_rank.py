@@ -65,7 +65,7 @@ def reference(n_ranks: int, steps: int = 5) -> tuple[list[float], nn.Module]:
 def shows_cause(chart: Chart) -> bool:
     """True if all ranks but one spend most of the time waiting for a rank, and that one hardly any, because it works.
 
-    A rank that is late once since the machine gave its core to others has used the processor no longer than they."""
+    A rank that had to wait for a core is late, too, but it has used the processor no longer than the others."""
     shares = [chart.recording.shares(rank) for rank in chart.recording.ranks]
     late = max(range(len(shares)), key=lambda rank: shares[rank].compute)
     others = [1 - share.compute for rank, share in enumerate(shares) if rank != late]
